@@ -1,0 +1,624 @@
+"""`ReMaskerImputer`: the masked autoencoder as a scikit-learn transformer."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pandas as pd
+import torch
+from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import _check_feature_names_in, check_is_fitted
+
+from remasker.artifact import load_artifact, save_artifact
+from remasker.errors import (
+    InvalidConfigError,
+    InvalidTableError,
+    check_choice,
+    check_integer,
+    check_number,
+)
+from remasker.holdout import hold_out
+from remasker.inference import Ensemble, Member, normal_residuals
+from remasker.model import ModelConfig
+from remasker.table import EncodedTable, TableEncoder
+from remasker.training import EpochReport, Trainer, TrainingConfig
+
+PAPER = {
+    "encoder_depth": 8,
+    "decoder_depth": 4,
+    "width": 64,
+    "heads": 4,
+    "value_encoding": "shared",
+    "positions": "sinusoidal",
+    "output": "shared_tanh",
+    "scaling": "minmax",
+    "epochs": 600,
+    "batch_size": 64,
+    "learning_rate": 1e-3,
+    "warmup": 40 / 600,
+    "weight_decay": 0.0,
+    "masking": "uniform",
+    "masking_ratio": 0.5,
+    "loss": "all",
+    "average": 0.0,
+    "validation_fraction": 0.0,
+    "patience": None,
+    "n_members": 1,
+}
+
+
+class ReMaskerImputer(TransformerMixin, BaseEstimator):
+    """Complete tables with a masked autoencoder.
+
+    Parameters
+    ----------
+    encoder_depth, decoder_depth, width, heads, mlp_ratio, dropout
+        Size of the Transformer.
+    value_encoding : {"linear", "shared", "periodic", "piecewise_linear"}
+        How a number becomes a token; "shared" is the paper's, the others have weights per column.
+    n_bins
+        Bins (or frequencies) of the richer encodings.
+    positions : {"learned", "sinusoidal"}
+        Column embeddings.
+    output : {"per_column", "shared_tanh"}
+        A linear head per column, or the paper's, which cannot leave the range seen in `fit`.
+    backbone : {"transformer", "linear", "convolution"}
+    masking, masking_ratio
+        Which observed cells are hidden while training; see `remasker.masking`.
+    loss : {"all", "remasked", "visible"}
+    epochs
+        Passes over the rows; None chooses by the table's size.
+    batch_size, learning_rate, warmup, weight_decay, clip, average
+        The optimizer; `warmup` is a share of all steps, `average` the decay of the weight average.
+    validation_fraction, patience
+        Observed cells set aside to keep the best epoch and to calibrate intervals and draws; stop
+        after `patience` epochs without improvement (None: never).
+    n_members
+        Models to average.
+    scaling : {"standard", "minmax"}
+    kinds
+        ``{column: kind}`` where the dtype should not decide: "number", "integer", "category",
+        "boolean", "datetime", "timedelta" or "ignored".
+    exclude
+        Columns that come back as they are and are not looked at, such as the target.
+    bounds : None, "observed" or {column: (low, high)}
+        Limits of imputed values.
+    missing_values
+        A value, or a list of values, that marks a gap besides NaN, None and NA.
+    text : {"ignore", "raise"}
+        What to do with free text and identifiers.
+    add_indicator
+        Append a column ``missingindicator_NAME`` for each column with gaps in `fit`.
+    keep_empty_features
+        Whether columns without any observed cell in `fit` stay in the result (left missing).
+    device : "auto", "cpu", "cuda", "mps"
+    random_state
+    verbose
+        Show progress.
+
+    Examples
+    --------
+    >>> table = pd.DataFrame({"a": [1.5, 2.5, None, 4.5], "b": ["x", "y", "x", None]})
+    >>> imputer = ReMaskerImputer(epochs=5, width=8, random_state=0)
+    >>> imputer.fit_transform(table).isna().sum().sum()
+    np.int64(0)
+    """
+
+    def __init__(
+        self,
+        *,
+        encoder_depth: int = ModelConfig.encoder_depth,
+        decoder_depth: int = ModelConfig.decoder_depth,
+        width: int = ModelConfig.width,
+        heads: int = ModelConfig.heads,
+        mlp_ratio: float = ModelConfig.mlp_ratio,
+        value_encoding: str = ModelConfig.value_encoding,
+        n_bins: int = ModelConfig.n_bins,
+        positions: str = ModelConfig.positions,
+        output: str = ModelConfig.output,
+        backbone: str = ModelConfig.backbone,
+        dropout: float = ModelConfig.dropout,
+        masking: str = TrainingConfig.masking,
+        masking_ratio: float = TrainingConfig.masking_ratio,
+        loss: str = TrainingConfig.loss,
+        epochs: int | None = TrainingConfig.epochs,
+        batch_size: int = TrainingConfig.batch_size,
+        learning_rate: float = TrainingConfig.learning_rate,
+        warmup: float = TrainingConfig.warmup,
+        weight_decay: float = TrainingConfig.weight_decay,
+        clip: float = TrainingConfig.clip,
+        average: float = TrainingConfig.average,
+        patience: int | None = TrainingConfig.patience,
+        validation_fraction: float = 0.1,
+        n_members: int = 1,
+        scaling: str = "standard",
+        kinds: Mapping[Hashable, str] | None = None,
+        exclude: Sequence[Hashable] = (),
+        bounds: str | Mapping[Hashable, tuple[Any, Any]] | None = None,
+        missing_values: object = np.nan,
+        text: str = "ignore",
+        add_indicator: bool = False,
+        keep_empty_features: bool = True,
+        device: str = "auto",
+        random_state: int | np.random.RandomState | None = None,
+        verbose: bool | int = False,
+    ) -> None:
+        self.encoder_depth = encoder_depth
+        self.decoder_depth = decoder_depth
+        self.width = width
+        self.heads = heads
+        self.mlp_ratio = mlp_ratio
+        self.value_encoding = value_encoding
+        self.n_bins = n_bins
+        self.positions = positions
+        self.output = output
+        self.backbone = backbone
+        self.dropout = dropout
+        self.masking = masking
+        self.masking_ratio = masking_ratio
+        self.loss = loss
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.warmup = warmup
+        self.weight_decay = weight_decay
+        self.clip = clip
+        self.average = average
+        self.patience = patience
+        self.validation_fraction = validation_fraction
+        self.n_members = n_members
+        self.scaling = scaling
+        self.kinds = kinds
+        self.exclude = exclude
+        self.bounds = bounds
+        self.missing_values = missing_values
+        self.text = text
+        self.add_indicator = add_indicator
+        self.keep_empty_features = keep_empty_features
+        self.device = device
+        self.random_state = random_state
+        self.verbose = verbose
+
+    @classmethod
+    def paper(cls, **overrides: Any) -> Self:
+        """The setting of the ReMasker paper (ICLR 2024); `overrides` change single parameters.
+
+        >>> ReMaskerImputer.paper(epochs=100).get_params()["encoder_depth"]
+        8
+        """
+        return cls(**{**PAPER, **overrides})
+
+    # ------------------------------------------------------------------ fitting
+
+    def fit(self, X: Any, y: object = None) -> Self:
+        """Learn from the observed cells of `X`; `y` is ignored."""
+        model_config, training_config = self._configs()
+        frame, container = as_frame(X)
+        encoder = TableEncoder(
+            kinds=self.kinds,
+            exclude=self.exclude,
+            bounds=self.bounds,
+            missing_values=self.missing_values,
+            scaling=self.scaling,
+            text=self.text,
+            # An array has one dtype for all columns: it says nothing about whole numbers.
+            whole_numbers=container != "numpy",
+        ).fit(frame)
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        ensemble = self._train(encoder.encode(frame), model_config, training_config, seed)
+        gaps = [name for name in frame.columns if encoder.missing(frame[name]).any()]
+        self._install(
+            encoder,
+            ensemble,
+            {
+                "rows": len(frame),
+                "seed": seed,
+                "array_input": container == "numpy",
+                "indicator_columns": gaps,
+            },
+        )
+        return self
+
+    def _install(
+        self, encoder: TableEncoder, ensemble: Ensemble, provenance: dict[str, Any]
+    ) -> None:
+        """Take over fitted parts: from `fit`, from a file, or from a search."""
+        self.encoder_, self.ensemble_, self.provenance_ = encoder, ensemble, provenance
+        names = [column.name for column in encoder.columns]
+        self.n_features_in_ = len(names)
+        if hasattr(self, "feature_names_in_"):
+            del self.feature_names_in_
+        if not provenance["array_input"] and all(isinstance(name, str) for name in names):
+            self.feature_names_in_ = np.asarray(names, dtype=object)
+
+    def _configs(self) -> tuple[ModelConfig, TrainingConfig]:
+        check_number("validation_fraction", self.validation_fraction, 0.0, 0.5)
+        check_integer("n_members", self.n_members, 1)
+        check_choice("device", str(self.device).split(":")[0], ("auto", "cpu", "cuda", "mps"))
+        settings = self.get_params(deep=False)
+        model_config, training_config = (
+            config(**{field.name: settings[field.name] for field in fields(config)})
+            for config in (ModelConfig, TrainingConfig)
+        )
+        if self.output == "shared_tanh" and self.scaling != "minmax":
+            raise InvalidConfigError(
+                f"output 'shared_tanh' needs scaling 'minmax', got {self.scaling!r}"
+            )
+        return model_config, training_config
+
+    def _train(
+        self,
+        table: EncodedTable,
+        model_config: ModelConfig,
+        training_config: TrainingConfig,
+        seed: int,
+    ) -> Ensemble:
+        device = resolve_device(self.device)
+        n_columns = table.values.shape[1]
+        members: list[Member] = []
+        held_out = np.zeros_like(table.observed)
+        if self.validation_fraction and n_columns:
+            held_out = hold_out(
+                table.observed, self.validation_fraction, np.random.default_rng(seed)
+            )
+        if n_columns and table.observed.any():
+            with progress(bool(self.verbose), self.n_members) as tell:
+                for k in range(self.n_members):
+                    trainer = Trainer(
+                        table,
+                        model_config,
+                        training_config,
+                        held_out=held_out,
+                        seed=seed + k,
+                        device=device,
+                    )
+                    interrupted = False
+                    try:
+                        for report in trainer.epochs():
+                            tell(k, report)
+                    except KeyboardInterrupt:
+                        if trainer.epoch == 0 and not members:
+                            raise
+                        interrupted = True
+                        warnings.warn(
+                            f"interrupted after epoch {trainer.epoch} of {trainer.n_epochs}; "
+                            "keeping the best state so far",
+                            stacklevel=3,
+                        )
+                    if trainer.epoch:
+                        members.append(
+                            Member(
+                                model_config=model_config,
+                                training_config=training_config,
+                                weights=trainer.best_weights(),
+                                seed=seed + k,
+                                epochs=trainer.best_epoch or trainer.epoch,
+                                error=trainer.best_error if trainer.best_epoch else None,
+                            )
+                        )
+                    if interrupted:
+                        break
+        ensemble = Ensemble(
+            members=tuple(members),
+            n_categories=table.n_categories,
+            residuals=normal_residuals(n_columns),
+            device=device,
+        )
+        if members and held_out.any():
+            ensemble.calibrate(table, held_out)
+        return ensemble
+
+    # ------------------------------------------------------------------ imputing
+
+    def transform(self, X: Any) -> Any:
+        """Complete `X`, which may hold rows never seen in `fit`; observed cells are untouched."""
+        frame, restore = self._read(X)
+        filled = self.ensemble_.impute(self.encoder_.encode(frame)) if self._any_model else None
+        return restore(self._finish(frame, filled))
+
+    def draw(
+        self,
+        X: Any,
+        n_draws: int = 5,
+        random_state: int | np.random.RandomState | None = None,
+    ) -> list[Any]:
+        """Completed tables drawn from the predictive distribution: multiple imputation.
+
+        >>> table = pd.DataFrame({"a": [1.5, 2.5, None, 4.5], "b": [2.0, 3.0, 4.0, 5.5]})
+        >>> imputer = ReMaskerImputer(epochs=5, width=8, random_state=0).fit(table)
+        >>> [len(drawn) for drawn in imputer.draw(table, n_draws=3, random_state=0)]
+        [4, 4, 4]
+        """
+        check_integer("n_draws", n_draws, 1)
+        frame, restore = self._read(X)
+        if not self._any_model:
+            return [restore(self._finish(frame, None)) for _ in range(n_draws)]
+        seed = int(check_random_state(random_state).randint(2**31 - 1))
+        draws = self.ensemble_.draw(
+            self.encoder_.encode(frame), n_draws, np.random.default_rng(seed)
+        )
+        return [restore(self._finish(frame, drawn)) for drawn in draws]
+
+    def intervals(self, X: Any, level: float = 0.9) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Lower and upper ends of each missing number, holding the truth with chance `level`.
+
+        One column per modelled numeric column, in its own units; observed cells are their own ends.
+
+        >>> table = pd.DataFrame({"a": [1.5, 2.5, None, 4.5], "b": [2.0, 3.0, 4.0, 5.5]})
+        >>> low, high = ReMaskerImputer(epochs=5, width=8, random_state=0).fit(table).intervals(table)
+        >>> bool(low.loc[2, "a"] < high.loc[2, "a"])
+        True
+        """
+        check_number("level", level, 0.0, 1.0, open_low=True)
+        frame, _ = self._read(X)
+        encoded = self.encoder_.encode(frame)
+        numeric = [j for j, c in enumerate(self.encoder_.modelled) if not c.categorical]
+        names = [self.encoder_.modelled[j].name for j in numeric]
+        ends = (
+            self.ensemble_.intervals(encoded, level) if self._any_model else (encoded.values,) * 2
+        )
+        low, high = (self.encoder_.complete(frame, end)[names] for end in ends)
+        return low, high
+
+    def probabilities(self, X: Any) -> dict[Hashable, pd.DataFrame]:
+        """For each categorical column, the chance of every level in every row.
+
+        An observed cell has chance 1 of what it is.
+
+        >>> table = pd.DataFrame({"a": [1.5, 2.5, None, 4.5], "b": ["x", "y", "x", None]})
+        >>> imputer = ReMaskerImputer(epochs=5, width=8, random_state=0).fit(table)
+        >>> imputer.probabilities(table)["b"].round(3).loc[0].to_dict()
+        {'x': 1.0, 'y': 0.0}
+        """
+        frame, _ = self._read(X)
+        encoded = self.encoder_.encode(frame)
+        levels = self.ensemble_.levels
+        tables = {j: np.empty((len(frame), place.stop - place.start)) for j, place in levels}
+        for rows, predicted in self.ensemble_.batches(encoded) if self._any_model else ():
+            for j, place in levels:
+                tables[j][rows] = predicted.probabilities[:, place]
+        result: dict[Hashable, pd.DataFrame] = {}
+        for j, chances in tables.items():
+            column = self.encoder_.modelled[j]
+            known = encoded.observed[:, j]
+            chances[known] = np.eye(chances.shape[1])[encoded.values[known, j].astype(int)]
+            result[column.name] = pd.DataFrame(
+                chances, index=frame.index, columns=list(column.categories)
+            )
+        return result
+
+    @property
+    def _any_model(self) -> bool:
+        return bool(self.ensemble_.members)
+
+    def _read(self, X: Any) -> tuple[pd.DataFrame, Callable[[pd.DataFrame], Any]]:
+        check_is_fitted(self)
+        frame, container = as_frame(X)
+        expected = [column.name for column in self.encoder_.columns]
+        by_position = (container == "numpy") or self.provenance_["array_input"]
+        if by_position:
+            if frame.shape[1] != self.n_features_in_:
+                raise InvalidTableError(
+                    f"X has {frame.shape[1]} features, but {type(self).__name__} is expecting "
+                    f"{self.n_features_in_} features as input"
+                )
+            if (container == "numpy") != self.provenance_["array_input"]:
+                warnings.warn(
+                    f"X {'has no' if container == 'numpy' else 'has'} column names, but "
+                    f"{type(self).__name__} was fitted "
+                    f"{'without' if self.provenance_['array_input'] else 'with'} them; columns are taken by "
+                    "position",
+                    stacklevel=3,
+                )
+            original = frame.columns
+            frame = frame.set_axis(expected, axis=1)
+        else:
+            self.encoder_.check_columns(frame)
+
+        def restore(completed: pd.DataFrame) -> Any:
+            if by_position and container != "numpy":
+                names = dict(zip(expected, original, strict=True))
+                completed = completed.rename(columns=names)
+            return to_container(completed, container, X)
+
+        return frame, restore
+
+    def _finish(self, frame: pd.DataFrame, filled: np.ndarray | None) -> pd.DataFrame:
+        completed = frame.copy() if filled is None else self.encoder_.complete(frame, filled)
+        if not self.keep_empty_features:
+            empty = {c.name for c in self.encoder_.columns if c.reason == "empty"}
+            completed = completed[[name for name in completed.columns if name not in empty]]
+        if self.add_indicator:
+            for name in self.provenance_["indicator_columns"]:
+                completed[f"missingindicator_{name}"] = self.encoder_.missing(frame[name])
+        return completed
+
+    def get_feature_names_out(self, input_features: object = None) -> np.ndarray:
+        """Names of the columns that `transform` returns."""
+        check_is_fitted(self)
+        names = list(_check_feature_names_in(self, input_features))
+        columns = self.encoder_.columns
+        keep = [
+            name
+            for name, column in zip(names, columns, strict=True)
+            if self.keep_empty_features or column.reason != "empty"
+        ]
+        if self.add_indicator:
+            given = dict(zip((c.name for c in columns), names, strict=True))
+            keep += [
+                f"missingindicator_{given[name]}" for name in self.provenance_["indicator_columns"]
+            ]
+        return np.asarray(keep, dtype=object)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.input_tags.string = True
+        tags.input_tags.categorical = True
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+    # ------------------------------------------------------------------ on disk
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the fitted model to a directory, replacing an older model there.
+
+        >>> import tempfile
+        >>> table = pd.DataFrame({"a": [1.5, 2.5, None, 4.5], "b": [2.0, 3.0, 4.0, 5.5]})
+        >>> imputer = ReMaskerImputer(epochs=5, width=8, random_state=0).fit(table)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = imputer.save(folder + "/model")
+        ...     same = ReMaskerImputer.load(path).transform(table)
+        >>> same.equals(imputer.transform(table))
+        True
+        """
+        check_is_fitted(self)
+        settings = self.get_params(deep=False)
+        # These live in the schema; a RandomState or a NaN has no place in JSON.
+        for name in ("kinds", "exclude", "bounds", "missing_values", "random_state", "verbose"):
+            del settings[name]
+        return save_artifact(
+            path,
+            encoder=self.encoder_,
+            ensemble=self.ensemble_,
+            settings=settings,
+            provenance=self.provenance_,
+        )
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], device: str = "auto") -> Self:
+        """Read a model that `save`, `remasker fit` or `remasker tune` wrote.
+
+        Needs neither ray nor optuna, and executes nothing that the file contains.
+        """
+        encoder, ensemble, manifest = load_artifact(path, device=resolve_device(device))
+        unknown = set(manifest["settings"]) - set(cls._get_param_names())
+        settings = {k: v for k, v in manifest["settings"].items() if k not in unknown}
+        imputer = cls(
+            **{**settings, "device": device},
+            bounds=encoder.bounds,
+            missing_values=encoder.missing_values or np.nan,
+            exclude=tuple(c.name for c in encoder.columns if c.reason == "excluded"),
+        )
+        imputer._install(encoder, ensemble, manifest["provenance"])
+        return imputer
+
+
+# ---------------------------------------------------------------------- around the estimator
+
+
+def as_frame(X: Any) -> tuple[pd.DataFrame, str]:
+    """Any table as a DataFrame, and what it was: "pandas", "polars" or "numpy".
+
+    >>> as_frame([[1.0, 2.0]])[0].columns.tolist()
+    ['x0', 'x1']
+    """
+    if isinstance(X, pd.DataFrame):
+        return X, "pandas"
+    if type(X).__module__.startswith("polars"):
+        if not hasattr(X, "columns") or not hasattr(X, "to_pandas"):
+            raise InvalidTableError(
+                f"expected a polars DataFrame, got {type(X).__name__}; collect it"
+            )
+        return X.to_pandas(use_pyarrow_extension_array=True), "polars"
+    if hasattr(X, "toarray") and hasattr(X, "nnz"):
+        raise TypeError(
+            "sparse data was passed, but dense data is required; use X.toarray() to convert it"
+        )
+    array = np.asarray(X)
+    if array.ndim != 2:
+        raise InvalidTableError(
+            f"Expected 2D array, got {array.ndim}D array instead. Reshape your data either using "
+            "array.reshape(-1, 1) if it has a single feature or array.reshape(1, -1) if it has a "
+            "single row."
+        )
+    if array.dtype.kind == "c":
+        raise InvalidTableError("Complex data not supported: pass real numbers")
+    frame = pd.DataFrame(array, columns=[f"x{j}" for j in range(array.shape[1])])
+    return (frame.infer_objects() if array.dtype.kind == "O" else frame), "numpy"
+
+
+def to_container(completed: pd.DataFrame, container: str, like: Any) -> Any:
+    """The inverse of `as_frame`.
+
+    >>> to_container(pd.DataFrame({"x0": [1.0]}), "numpy", [[1.0]])
+    array([[1.]])
+    """
+    if container == "pandas":
+        return completed
+    if container == "polars":
+        import polars
+
+        result = polars.from_pandas(completed)
+        schema = {name: dtype for name, dtype in like.schema.items() if name in result.columns}
+        return result.cast(schema)
+    dtype = np.asarray(like).dtype
+    return completed.to_numpy(dtype=dtype if dtype.kind in "fiuO" else None)
+
+
+def resolve_device(device: str) -> str:
+    """ "auto" -> the fastest device at hand.
+
+    CUDA (with bf16 autocast) and MPS follow PyTorch's documentation; the machines on which this
+    library is tested have neither.
+
+    >>> resolve_device("cpu")
+    'cpu'
+    """
+    if device != "auto":
+        return device
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+class progress:
+    """A bar on a terminal, nothing elsewhere: ``with progress(True, 1) as tell: tell(0, report)``.
+
+    >>> with progress(False, 1) as tell:
+    ...     tell(0, None)
+    """
+
+    def __init__(self, shown: bool, n_members: int) -> None:
+        self.shown = shown
+        self.n_members = n_members
+        self._bar: Any = None
+
+    def __enter__(self) -> Callable[[int, EpochReport], None]:
+        if not self.shown:
+            return lambda member, report: None
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("epoch {task.completed}/{task.total}"),
+            TimeRemainingColumn(),
+            console=Console(file=sys.stderr),
+        )
+        self._bar.start()
+        tasks: dict[int, Any] = {}
+
+        def tell(member: int, report: EpochReport) -> None:
+            if member not in tasks:
+                tasks[member] = self._bar.add_task("fitting", total=report.n_epochs)
+            error = "" if report.error is None else f", held-out error {report.error:.3f}"
+            which = f" model {member + 1} of {self.n_members}" if self.n_members > 1 else ""
+            self._bar.update(
+                tasks[member], completed=report.epoch, description=f"fitting{which}{error}"
+            )
+
+        return tell
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()

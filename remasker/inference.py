@@ -1,0 +1,213 @@
+"""Fitted models at work: point estimates, intervals, class probabilities and draws, by the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from remasker.model import MaskedAutoencoder, ModelConfig
+from remasker.table import EncodedTable
+from remasker.training import TrainingConfig
+
+BATCH_ROWS = 1024
+#: Points of the stored distribution of held-out residuals.
+QUANTILES = np.linspace(0, 1, 101)
+#: With more incomplete columns than this, `draw` fills them in groups.
+MAX_DRAW_PASSES = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """One fitted model with what made it."""
+
+    model_config: ModelConfig
+    training_config: TrainingConfig
+    weights: dict[str, Tensor]
+    seed: int
+    epochs: int
+    error: float | None = None
+
+    def build(self, n_categories: tuple[int, ...]) -> MaskedAutoencoder:
+        """The model with its weights, ready to predict."""
+        edges = None
+        if self.model_config.value_encoding == "piecewise_linear":
+            edges = np.zeros((len(n_categories), self.model_config.n_bins + 1))
+        with torch.random.fork_rng(devices=[]):
+            model = MaskedAutoencoder(self.model_config, n_categories, edges)
+        model.load_state_dict(self.weights)
+        return model.eval()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predicted:
+    """What a batch of rows is predicted to hold, cell by cell."""
+
+    value: np.ndarray  # rows × d, scaled numbers
+    scale: np.ndarray  # rows × d, expected error of `value`
+    probabilities: np.ndarray  # rows × K, levels of the categorical columns side by side
+
+
+@dataclass(kw_only=True)
+class Ensemble:
+    """The members of an artifact as one model. One member is an ensemble too."""
+
+    members: tuple[Member, ...]
+    n_categories: tuple[int, ...]
+    #: d × 101: quantiles of held-out (truth - value) / scale, which make intervals and draws honest
+    residuals: np.ndarray
+    device: str = "cpu"
+    _models: list[MaskedAutoencoder] = field(default_factory=list, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_models": []}
+
+    @property
+    def models(self) -> list[MaskedAutoencoder]:
+        """The members' models, built when first needed."""
+        if not self._models:
+            self._models = [m.build(self.n_categories).to(self.device) for m in self.members]
+        return self._models
+
+    @property
+    def levels(self) -> list[tuple[int, slice]]:
+        """Each categorical column with its place among the levels."""
+        stops = np.cumsum(self.n_categories)
+        return [(j, slice(stops[j] - k, stops[j])) for j, k in enumerate(self.n_categories) if k]
+
+    def predict(self, values: np.ndarray, visible: np.ndarray) -> Predicted:
+        """Predict every cell of these rows from the visible ones."""
+        shown = torch.from_numpy(np.ascontiguousarray(visible)).to(self.device)
+        numbers = torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
+        outputs = []
+        with torch.inference_mode():
+            for model in self.models:
+                value, log_scale, logits = model(numbers, shown)
+                chances = [logits[:, place].softmax(dim=1) for _, place in self.levels]
+                outputs.append(
+                    (value, log_scale.exp().square(), torch.cat(chances, 1) if chances else logits)
+                )
+        value, variance, chance = (
+            torch.stack(part).float().cpu().numpy() for part in zip(*outputs, strict=True)
+        )
+        return Predicted(
+            value=value.mean(axis=0),
+            # Members that disagree are less sure than each of them says.
+            scale=np.sqrt(variance.mean(axis=0) + value.var(axis=0)),
+            probabilities=chance.mean(axis=0),
+        )
+
+    def batches(self, table: EncodedTable) -> Iterator[tuple[slice, Predicted]]:
+        """Predictions for a table, some rows at a time, so that memory stays bounded."""
+        for start in range(0, len(table), BATCH_ROWS):
+            rows = slice(start, start + BATCH_ROWS)
+            yield rows, self.predict(table.values[rows], table.observed[rows])
+
+    def impute(self, table: EncodedTable) -> np.ndarray:
+        """The most likely value of every cell: a scaled number, or the code of a level."""
+        result = np.empty(table.values.shape, dtype=np.float32)
+        for rows, predicted in self.batches(table):
+            result[rows] = predicted.value
+            for j, place in self.levels:
+                result[rows, j] = predicted.probabilities[:, place].argmax(axis=1)
+        return result
+
+    def intervals(self, table: EncodedTable, level: float) -> tuple[np.ndarray, np.ndarray]:
+        """Lower and upper ends that hold `level` of the truth; undefined for categories."""
+        ends = [(1 - level) / 2, (1 + level) / 2]
+        low, high = (
+            np.array([np.interp(end, QUANTILES, row) for row in self.residuals]) for end in ends
+        )
+        bounds = np.empty((2, *table.values.shape), dtype=np.float64)
+        for rows, predicted in self.batches(table):
+            bounds[0, rows] = predicted.value + predicted.scale * low
+            bounds[1, rows] = predicted.value + predicted.scale * high
+        return bounds[0], bounds[1]
+
+    def draw(
+        self, table: EncodedTable, n_draws: int, random_state: np.random.Generator
+    ) -> Iterator[np.ndarray]:
+        """Complete the table `n_draws` times, each time column after column.
+
+        A drawn cell is shown to the model before the next column is drawn, so that columns which
+        are missing together keep their correlation.
+        """
+        missing = ~table.observed
+        rates = missing.mean(axis=0)
+        columns = np.flatnonzero(rates)[np.argsort(rates[rates > 0], kind="stable")]
+        groups = np.array_split(columns, max(1, min(len(columns), MAX_DRAW_PASSES)))
+        per_chunk = max(1, 16 * BATCH_ROWS // max(1, len(table)))
+        for start in range(0, n_draws, per_chunk):
+            copies = min(per_chunk, n_draws - start)
+            values = np.tile(table.values, (copies, 1))
+            visible = np.tile(table.observed, (copies, 1))
+            for group in groups:
+                rows = np.flatnonzero((~visible[:, group]).any(axis=1))
+                for part in np.array_split(rows, max(1, -(-len(rows) // BATCH_ROWS))):
+                    if len(part):
+                        self._draw_cells(values, visible, part, group, random_state)
+                visible[:, group] = True
+            yield from values.reshape(copies, *table.values.shape)
+
+    def _draw_cells(
+        self,
+        values: np.ndarray,
+        visible: np.ndarray,
+        rows: np.ndarray,
+        columns: np.ndarray,
+        random_state: np.random.Generator,
+    ) -> None:
+        predicted = self.predict(values[rows], visible[rows])
+        places = dict(self.levels)
+        for j in columns:
+            gaps = ~visible[rows, j]
+            chance = random_state.random(len(rows))
+            if j in places:
+                total = np.cumsum(predicted.probabilities[:, places[j]], axis=1)
+                drawn = (chance[:, None] * total[:, -1:] > total).sum(axis=1)
+            else:
+                surprise = np.interp(chance, QUANTILES, self.residuals[j])
+                drawn = predicted.value[:, j] + predicted.scale[:, j] * surprise
+            values[rows[gaps], j] = drawn[gaps]
+
+    def calibrate(self, table: EncodedTable, held_out: np.ndarray) -> None:
+        """Learn the distribution of residuals from held-out cells.
+
+        Columns with few of them lean on the others: residuals are measured in units of the
+        predicted scale, so they can be pooled.
+        """
+        rows = held_out.any(axis=1)
+        shown = table.hide(held_out)
+        values, visible = shown.values[rows], shown.observed[rows]
+        outcome = np.full(values.shape, np.nan)
+        for start in range(0, len(values), BATCH_ROWS):
+            part = slice(start, start + BATCH_ROWS)
+            predicted = self.predict(values[part], visible[part])
+            outcome[part] = (table.values[rows][part] - predicted.value) / predicted.scale
+        outcome[~held_out[rows]] = np.nan
+        numeric = np.array(self.n_categories) == 0
+        pooled = outcome[:, numeric]
+        pooled = pooled[np.isfinite(pooled)]
+        if not len(pooled):
+            return
+        common = np.quantile(pooled, QUANTILES)
+        for j in np.flatnonzero(numeric):
+            own = outcome[np.isfinite(outcome[:, j]), j]
+            trust = len(own) / (len(own) + 50)
+            self.residuals[j] = (1 - trust) * common + (
+                trust * np.quantile(own, QUANTILES) if len(own) else 0
+            )
+
+
+def normal_residuals(n_columns: int) -> np.ndarray:
+    """Quantiles of a standard normal, for columns whose residuals nobody has seen.
+
+    >>> normal_residuals(1).shape
+    (1, 101)
+    """
+    ends = torch.linspace(0.5 / 101, 1 - 0.5 / 101, 101, dtype=torch.float64)
+    return np.tile(torch.special.ndtri(ends).numpy(), (n_columns, 1))

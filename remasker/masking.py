@@ -1,0 +1,108 @@
+"""Re-masking: which observed cells the encoder may see while it learns to predict the others.
+
+All rows of an epoch are drawn at once. A mixture such as ``"copy+random_ratio"`` draws one of its
+strategies for every row.
+
+============= ======================================================================================
+uniform       the paper's: every row keeps ``int(d · (1 - ratio))`` of its observed cells
+random_ratio  every row hides a share of its own, drawn uniformly around `ratio`
+copy          a row also hides what another, randomly drawn row is missing (CACTI)
+proportional  a column is hidden in proportion to how often it is missing (PMAE)
+============= ======================================================================================
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from remasker.errors import InvalidConfigError, nearest
+
+STRATEGIES = ("uniform", "random_ratio", "copy", "proportional")
+
+
+def parse_masking(masking: str) -> tuple[str, ...]:
+    """The strategies that a mixture names.
+
+    >>> parse_masking("copy+random_ratio")
+    ('copy', 'random_ratio')
+    """
+    strategies = tuple(part.strip() for part in str(masking).split("+"))
+    for strategy in strategies:
+        if strategy not in STRATEGIES:
+            raise InvalidConfigError(
+                f"masking: expected a mixture ('a+b') of {', '.join(map(repr, STRATEGIES))}, "
+                f"got {masking!r}{nearest(strategy, STRATEGIES)}"
+            )
+    return strategies
+
+
+def draw_visible(
+    observed: Tensor, *, masking: str, ratio: float, generator: torch.Generator
+) -> Tensor:
+    """Draw, for every row, the observed cells that stay visible.
+
+    The result is a subset of `observed` in which no row is blank that had something to show.
+
+    >>> observed = torch.tensor([[True, True, True, False]])
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> visible = draw_visible(observed, masking="uniform", ratio=0.5, generator=generator)
+    >>> int(visible.sum()), bool((visible & ~observed).any())
+    (2, False)
+    """
+    strategies = parse_masking(masking)
+    noise = torch.rand(observed.shape, generator=generator, device=observed.device)
+    drawn = [_DRAW[name](observed, ratio, noise, generator) for name in strategies]
+    visible = drawn[0]
+    if len(drawn) > 1:
+        choice = torch.randint(
+            len(drawn), (len(observed), 1), generator=generator, device=observed.device
+        )
+        for k, other in enumerate(drawn[1:], start=1):
+            visible = torch.where(choice == k, other, visible)
+    # A row left blank keeps one cell: the one that the noise ranks first among its observed.
+    blank = ~visible.any(dim=1, keepdim=True)
+    first = noise.masked_fill(~observed, 2.0).argmin(dim=1, keepdim=True)
+    kept = torch.zeros_like(observed).scatter_(1, first, True)
+    return (visible | (blank & kept)) & observed
+
+
+def _uniform(observed: Tensor, ratio: float, noise: Tensor, generator: torch.Generator) -> Tensor:
+    n_kept = max(1, int(observed.shape[1] * (1 - ratio)))
+    rank = noise.masked_fill(~observed, 2.0).argsort(dim=1).argsort(dim=1)
+    return observed & (rank < n_kept)
+
+
+def _random_ratio(
+    observed: Tensor, ratio: float, noise: Tensor, generator: torch.Generator
+) -> Tensor:
+    share = torch.rand(len(observed), 1, generator=generator, device=observed.device)
+    # From 0.2 to 1.8 times the ratio: 0.1 to 0.9 for one half.
+    return observed & (noise >= (ratio * (0.2 + 1.6 * share)).clamp(max=0.95))
+
+
+def _copy(observed: Tensor, ratio: float, noise: Tensor, generator: torch.Generator) -> Tensor:
+    donor = torch.randint(
+        len(observed), (len(observed),), generator=generator, device=observed.device
+    )
+    visible = observed & observed[donor]
+    # A donor that hides nothing teaches nothing: such a row draws a ratio instead.
+    idle = (visible == observed).all(dim=1, keepdim=True)
+    return torch.where(idle, _random_ratio(observed, ratio, noise, generator), visible)
+
+
+def _proportional(
+    observed: Tensor, ratio: float, noise: Tensor, generator: torch.Generator
+) -> Tensor:
+    missing_rate = 1 - observed.float().mean(dim=0)
+    if not missing_rate.any():
+        return observed & (noise >= ratio)
+    return observed & (noise >= (ratio * missing_rate / missing_rate.mean()).clamp(0.05, 0.95))
+
+
+_DRAW = {
+    "uniform": _uniform,
+    "random_ratio": _random_ratio,
+    "copy": _copy,
+    "proportional": _proportional,
+}
