@@ -21,10 +21,10 @@ import numpy as np
 import torch
 
 from remasker.errors import ArtifactError, RemaskerError, make_config
-from remasker.inference import Ensemble, Member
+from remasker.inference import Ensemble
 from remasker.model import ModelConfig
 from remasker.table import TableEncoder
-from remasker.training import TrainingConfig
+from remasker.training import Member, TrainingConfig
 
 FORMAT = 1
 MANIFEST = "model.json"

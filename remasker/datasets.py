@@ -118,18 +118,22 @@ def _folders(directory: str | os.PathLike[str] | None) -> list[Path]:
 
 
 def _dataset(name: str, source: _Source, frame: pd.DataFrame) -> Dataset:
-    categorical = {*source.categorical, *([source.target] * (source.task == "classification"))}
-    typed = pd.DataFrame(
-        {
-            # By way of objects: the categories are then those that occur, in sorted order.
-            column: values.astype(object).astype("category")
-            if column in categorical
-            else values
-            if pd.api.types.is_numeric_dtype(values.dtype)
-            else pd.to_numeric(values.astype(object))
-            for column, values in frame.items()
-        }
-    )
+    labels = {*source.categorical}
+    if source.task == "classification":
+        labels.add(source.target)
+    typed = frame.copy()
+    for column in source.columns:
+        # By way of objects: the categories are then those that occur, in sorted order.
+        values = frame[column].astype(object)
+        if column in labels:
+            typed[column] = values.astype("category")
+        elif not pd.api.types.is_numeric_dtype(frame[column].dtype):
+            try:
+                typed[column] = pd.to_numeric(values)
+            except (TypeError, ValueError) as error:
+                raise RemaskerError(
+                    f"dataset {name!r}: column {column!r} must hold numbers ({error})"
+                ) from error
     return Dataset(
         name=name, table=typed[source.features], target=typed[source.target], task=source.task
     )

@@ -86,9 +86,9 @@ def check_number(
 def check_choice(name: str, value: object, options: Sequence[str]) -> None:
     """Refuse anything but one of the options.
 
-    >>> check_choice("loss", "al", ("all", "visible"))
+    >>> check_choice("loss", "a", ("b", "c"))
     Traceback (most recent call last):
-    remasker.errors.InvalidConfigError: loss: expected one of 'all', 'visible', got 'al'; did you mean 'all'?
+    remasker.errors.InvalidConfigError: loss: expected one of 'b', 'c', got 'a'
     """
     if value not in options:
         raise InvalidConfigError(

@@ -4,54 +4,49 @@ from __future__ import annotations
 
 import numpy as np
 
-#: No column gives away more than this share of its observed cells.
-MAX_COLUMN_SHARE = 0.3
+#: A table with few gaps of its own still gives this many cells, if it has them to give.
+ENOUGH = 200
 
 
 def hold_out(
     observed: np.ndarray, fraction: float, random_state: np.random.Generator
 ) -> np.ndarray:
-    """Draw about `fraction` of the observed cells, following the table's own patterns of gaps.
+    """Draw observed cells to hide, following the table's own patterns of gaps.
 
-    A row gives away what another, randomly drawn row is missing, so the cells fall in the same
-    columns and combinations as the real gaps. A table with too few gaps is topped up at random. A
-    row always keeps an observed cell, and a column most of its own.
+    A row gives away what another, randomly drawn row is missing, so that the cells fall in the same
+    columns, proportions and combinations as the real gaps; the column that gives most gives
+    `fraction` of its cells. A table with too few gaps is topped up at random. Every row and every
+    column keeps an observed cell.
 
-    >>> observed = np.ones((100, 4), dtype=bool)
-    >>> observed[:40, 0] = False
-    >>> hidden = hold_out(observed, 0.05, np.random.default_rng(0))
-    >>> bool((hidden & ~observed).any()), bool(hidden[:, 0].sum() > hidden[:, 1:].sum())
-    (False, True)
+    >>> observed = np.ones((1000, 4), dtype=bool)
+    >>> observed[:400, 0] = False
+    >>> hold_out(observed, 0.2, np.random.default_rng(0)).sum(axis=0).tolist()
+    [107, 0, 0, 0]
     """
     n_rows = len(observed)
-    target = fraction * observed.sum()
     donors = observed[random_state.integers(n_rows, size=n_rows)]
-    hidden = _spare_columns(observed & ~donors, observed, random_state)
-    order = random_state.permutation(n_rows)
-    # Whole rows in random order, so that patterns stay whole, until there are enough cells.
-    gathered = np.cumsum(hidden[order].sum(axis=1))
-    hidden[order[np.searchsorted(gathered, target) + 1 :]] = False
-    lacking = target - hidden.sum()
-    if lacking >= 1:
-        spare = observed & ~hidden
-        extra = spare & (random_state.random(observed.shape) < lacking / max(1, spare.sum()))
-        hidden = _spare_columns(hidden | extra, observed, random_state)
-    return _spare_rows(hidden, observed, random_state)
-
-
-def _spare_columns(
-    hidden: np.ndarray, observed: np.ndarray, random_state: np.random.Generator
-) -> np.ndarray:
+    hidden = observed & ~donors
     share = hidden.sum(axis=0) / np.maximum(1, observed.sum(axis=0))
-    keep = np.minimum(1.0, MAX_COLUMN_SHARE / np.maximum(share, 1e-9))
-    thinned = hidden & (random_state.random(hidden.shape) < keep)
-    # Thinning is random: a column of a few cells could still lose its last one.
-    return thinned & (thinned.sum(axis=0) < observed.sum(axis=0))
+    # Whole rows are spared, not cells, so that patterns stay whole.
+    giving = random_state.random(n_rows) < fraction / max(fraction, share.max(initial=0.0))
+    hidden &= giving[:, None]
+    incomplete = ~observed.all(axis=0)
+    wanted = fraction * observed[:, incomplete].sum()
+    if wanted < ENOUGH:
+        wanted = min(ENOUGH, fraction * observed.sum())
+    if hidden.sum() < 0.2 * wanted:
+        spare = observed & ~hidden
+        rate = (wanted - hidden.sum()) / max(1, spare.sum())
+        hidden |= spare & (random_state.random(observed.shape) < rate)
+    # Columns first: what a row gets back cannot empty a column.
+    hidden = _spare_one(hidden.T, observed.T, random_state).T
+    return _spare_one(hidden, observed, random_state)
 
 
-def _spare_rows(
+def _spare_one(
     hidden: np.ndarray, observed: np.ndarray, random_state: np.random.Generator
 ) -> np.ndarray:
+    """Give rows that would lose everything one observed cell back."""
     blank = observed.any(axis=1) & (hidden == observed).all(axis=1)
     noise = np.where(observed, random_state.random(observed.shape), -1.0)
     spared = hidden.copy()

@@ -26,17 +26,19 @@ from remasker.errors import (
     check_number,
 )
 from remasker.holdout import hold_out
-from remasker.inference import Ensemble, Member, normal_residuals
+from remasker.inference import Ensemble, normal_residuals
 from remasker.model import ModelConfig
 from remasker.table import EncodedTable, TableEncoder
-from remasker.training import EpochReport, Trainer, TrainingConfig
+from remasker.training import EpochReport, Member, Trainer, TrainingConfig
 
 PAPER = {
     "encoder_depth": 8,
     "decoder_depth": 4,
     "width": 64,
     "heads": 4,
+    "mlp_ratio": 4.0,
     "value_encoding": "shared",
+    "linear_skip": False,
     "positions": "sinusoidal",
     "output": "shared_tanh",
     "scaling": "minmax",
@@ -45,6 +47,7 @@ PAPER = {
     "learning_rate": 1e-3,
     "warmup": 40 / 600,
     "weight_decay": 0.0,
+    "clip": 5.0,
     "masking": "uniform",
     "masking_ratio": 0.5,
     "loss": "all",
@@ -66,6 +69,8 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
         How a number becomes a token; "shared" is the paper's, the others have weights per column.
     n_bins
         Bins (or frequencies) of the richer encodings.
+    linear_skip
+        Add a linear map of the visible numbers to the output.
     positions : {"learned", "sinusoidal"}
         Column embeddings.
     output : {"per_column", "shared_tanh"}
@@ -122,6 +127,7 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
         mlp_ratio: float = ModelConfig.mlp_ratio,
         value_encoding: str = ModelConfig.value_encoding,
         n_bins: int = ModelConfig.n_bins,
+        linear_skip: bool = ModelConfig.linear_skip,
         positions: str = ModelConfig.positions,
         output: str = ModelConfig.output,
         backbone: str = ModelConfig.backbone,
@@ -158,6 +164,7 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
         self.mlp_ratio = mlp_ratio
         self.value_encoding = value_encoding
         self.n_bins = n_bins
+        self.linear_skip = linear_skip
         self.positions = positions
         self.output = output
         self.backbone = backbone
@@ -234,8 +241,7 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
         self.encoder_, self.ensemble_, self.provenance_ = encoder, ensemble, provenance
         names = [column.name for column in encoder.columns]
         self.n_features_in_ = len(names)
-        if hasattr(self, "feature_names_in_"):
-            del self.feature_names_in_
+        self.__dict__.pop("feature_names_in_", None)
         if not provenance["array_input"] and all(isinstance(name, str) for name in names):
             self.feature_names_in_ = np.asarray(names, dtype=object)
 
@@ -244,9 +250,9 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
         check_integer("n_members", self.n_members, 1)
         check_choice("device", str(self.device).split(":")[0], ("auto", "cpu", "cuda", "mps"))
         settings = self.get_params(deep=False)
-        model_config, training_config = (
-            config(**{field.name: settings[field.name] for field in fields(config)})
-            for config in (ModelConfig, TrainingConfig)
+        model_config = ModelConfig(**{f.name: settings[f.name] for f in fields(ModelConfig)})
+        training_config = TrainingConfig(
+            **{f.name: settings[f.name] for f in fields(TrainingConfig)}
         )
         if self.output == "shared_tanh" and self.scaling != "minmax":
             raise InvalidConfigError(
@@ -264,56 +270,44 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
         device = resolve_device(self.device)
         n_columns = table.values.shape[1]
         members: list[Member] = []
-        held_out = np.zeros_like(table.observed)
-        if self.validation_fraction and n_columns:
-            held_out = hold_out(
-                table.observed, self.validation_fraction, np.random.default_rng(seed)
-            )
-        if n_columns and table.observed.any():
+        held_out = np.zeros((self.n_members, *table.observed.shape), dtype=bool)
+        if table.observed.any():
+            random = np.random.default_rng(seed)
             with progress(bool(self.verbose), self.n_members) as tell:
                 for k in range(self.n_members):
+                    # Every member leaves out other cells: together they have seen all.
+                    if self.validation_fraction:
+                        held_out[k] = hold_out(table.observed, self.validation_fraction, random)
                     trainer = Trainer(
                         table,
                         model_config,
                         training_config,
-                        held_out=held_out,
+                        held_out=held_out[k],
                         seed=seed + k,
                         device=device,
                     )
-                    interrupted = False
                     try:
                         for report in trainer.epochs():
                             tell(k, report)
                     except KeyboardInterrupt:
                         if trainer.epoch == 0 and not members:
                             raise
-                        interrupted = True
                         warnings.warn(
                             f"interrupted after epoch {trainer.epoch} of {trainer.n_epochs}; "
                             "keeping the best state so far",
                             stacklevel=3,
                         )
-                    if trainer.epoch:
-                        members.append(
-                            Member(
-                                model_config=model_config,
-                                training_config=training_config,
-                                weights=trainer.best_weights(),
-                                seed=seed + k,
-                                epochs=trainer.best_epoch or trainer.epoch,
-                                error=trainer.best_error if trainer.best_epoch else None,
-                            )
-                        )
-                    if interrupted:
+                        if trainer.epoch:
+                            members.append(trainer.member())
                         break
+                    members.append(trainer.member())
         ensemble = Ensemble(
             members=tuple(members),
             n_categories=table.n_categories,
             residuals=normal_residuals(n_columns),
             device=device,
         )
-        if members and held_out.any():
-            ensemble.calibrate(table, held_out)
+        ensemble.calibrate(table, held_out[: len(members)])
         return ensemble
 
     # ------------------------------------------------------------------ imputing
@@ -353,7 +347,8 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
         One column per modelled numeric column, in its own units; observed cells are their own ends.
 
         >>> table = pd.DataFrame({"a": [1.5, 2.5, None, 4.5], "b": [2.0, 3.0, 4.0, 5.5]})
-        >>> low, high = ReMaskerImputer(epochs=5, width=8, random_state=0).fit(table).intervals(table)
+        >>> imputer = ReMaskerImputer(epochs=5, width=8, random_state=0).fit(table)
+        >>> low, high = imputer.intervals(table)
         >>> bool(low.loc[2, "a"] < high.loc[2, "a"])
         True
         """
@@ -414,8 +409,8 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
                 warnings.warn(
                     f"X {'has no' if container == 'numpy' else 'has'} column names, but "
                     f"{type(self).__name__} was fitted "
-                    f"{'without' if self.provenance_['array_input'] else 'with'} them; columns are taken by "
-                    "position",
+                    f"{'with' if container == 'numpy' else 'without'} them; columns are taken "
+                    "by position",
                     stacklevel=3,
                 )
             original = frame.columns

@@ -1,46 +1,23 @@
-"""Fitted models at work: point estimates, intervals, class probabilities and draws, by the batch."""
+"""Fitted models at work: point estimates, intervals, class probabilities, draws; all batched."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from remasker.model import MaskedAutoencoder, ModelConfig
+from remasker.model import MaskedAutoencoder
 from remasker.table import EncodedTable
-from remasker.training import TrainingConfig
+from remasker.training import Member
 
 BATCH_ROWS = 1024
 #: Points of the stored distribution of held-out residuals.
 QUANTILES = np.linspace(0, 1, 101)
 #: With more incomplete columns than this, `draw` fills them in groups.
 MAX_DRAW_PASSES = 32
-
-
-@dataclass(frozen=True, kw_only=True)
-class Member:
-    """One fitted model with what made it."""
-
-    model_config: ModelConfig
-    training_config: TrainingConfig
-    weights: dict[str, Tensor]
-    seed: int
-    epochs: int
-    error: float | None = None
-
-    def build(self, n_categories: tuple[int, ...]) -> MaskedAutoencoder:
-        """The model with its weights, ready to predict."""
-        edges = None
-        if self.model_config.value_encoding == "piecewise_linear":
-            edges = np.zeros((len(n_categories), self.model_config.n_bins + 1))
-        with torch.random.fork_rng(devices=[]):
-            model = MaskedAutoencoder(self.model_config, n_categories, edges)
-        model.load_state_dict(self.weights)
-        return model.eval()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +94,7 @@ class Ensemble:
         return result
 
     def intervals(self, table: EncodedTable, level: float) -> tuple[np.ndarray, np.ndarray]:
-        """Lower and upper ends that hold `level` of the truth; undefined for categories."""
+        """Lower and upper ends that hold `level` of the truth; 0 for categories."""
         ends = [(1 - level) / 2, (1 + level) / 2]
         low, high = (
             np.array([np.interp(end, QUANTILES, row) for row in self.residuals]) for end in ends
@@ -126,6 +103,7 @@ class Ensemble:
         for rows, predicted in self.batches(table):
             bounds[0, rows] = predicted.value + predicted.scale * low
             bounds[1, rows] = predicted.value + predicted.scale * high
+        bounds[:, :, [j for j, _ in self.levels]] = 0
         return bounds[0], bounds[1]
 
     def draw(
@@ -175,20 +153,25 @@ class Ensemble:
             values[rows[gaps], j] = drawn[gaps]
 
     def calibrate(self, table: EncodedTable, held_out: np.ndarray) -> None:
-        """Learn the distribution of residuals from held-out cells.
+        """Learn the distribution of residuals from held-out cells (members × rows × columns).
 
-        Columns with few of them lean on the others: residuals are measured in units of the
-        predicted scale, so they can be pooled.
+        Each member is asked about the cells that it has not trained on. Columns with few of them
+        lean on the others: residuals come in units of the predicted scale, so they can be pooled.
         """
-        rows = held_out.any(axis=1)
-        shown = table.hide(held_out)
-        values, visible = shown.values[rows], shown.observed[rows]
-        outcome = np.full(values.shape, np.nan)
-        for start in range(0, len(values), BATCH_ROWS):
-            part = slice(start, start + BATCH_ROWS)
-            predicted = self.predict(values[part], visible[part])
-            outcome[part] = (table.values[rows][part] - predicted.value) / predicted.scale
-        outcome[~held_out[rows]] = np.nan
+        outcomes = []
+        for index, hidden in enumerate(held_out):
+            rows = hidden.any(axis=1)
+            alone = replace(self, members=self.members[index : index + 1], _models=[])
+            part = table.hide(hidden)
+            part = replace(part, values=part.values[rows], observed=part.observed[rows])
+            outcome = np.full(part.values.shape, np.nan)
+            for batch, predicted in alone.batches(part):
+                truth = table.values[rows][batch]
+                outcome[batch] = (truth - predicted.value) / predicted.scale
+            outcomes.append(np.where(hidden[rows], outcome, np.nan))
+        if not outcomes:
+            return
+        outcome = np.concatenate(outcomes)
         numeric = np.array(self.n_categories) == 0
         pooled = outcome[:, numeric]
         pooled = pooled[np.isfinite(pooled)]

@@ -7,6 +7,7 @@ strategies for every row.
 uniform       the paper's: every row keeps ``int(d · (1 - ratio))`` of its observed cells
 random_ratio  every row hides a share of its own, drawn uniformly around `ratio`
 copy          a row also hides what another, randomly drawn row is missing (CACTI)
+gentle_copy   as copy, from the one of three rows that leaves most to see
 proportional  a column is hidden in proportion to how often it is missing (PMAE)
 ============= ======================================================================================
 """
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from remasker.errors import InvalidConfigError, nearest
 
-STRATEGIES = ("uniform", "random_ratio", "copy", "proportional")
+STRATEGIES = ("uniform", "random_ratio", "copy", "gentle_copy", "proportional")
 
 
 def parse_masking(masking: str) -> tuple[str, ...]:
@@ -81,14 +82,31 @@ def _random_ratio(
     return observed & (noise >= (ratio * (0.2 + 1.6 * share)).clamp(max=0.95))
 
 
-def _copy(observed: Tensor, ratio: float, noise: Tensor, generator: torch.Generator) -> Tensor:
-    donor = torch.randint(
-        len(observed), (len(observed),), generator=generator, device=observed.device
+def _copy(
+    observed: Tensor,
+    ratio: float,
+    noise: Tensor,
+    generator: torch.Generator,
+    n_donors: int = 1,
+) -> Tensor:
+    donors = torch.randint(
+        len(observed), (n_donors, len(observed)), generator=generator, device=observed.device
     )
-    visible = observed & observed[donor]
-    # A donor that hides nothing teaches nothing: such a row draws a ratio instead.
-    idle = (visible == observed).all(dim=1, keepdim=True)
+    drawn = observed & observed[donors]
+    n_visible = drawn.sum(dim=2)
+    # A donor that hides nothing teaches nothing: it comes last.
+    n_visible = n_visible.masked_fill(n_visible == observed.sum(dim=1), -1)
+    best = n_visible.max(dim=0)
+    visible = drawn[best.indices, torch.arange(len(observed), device=observed.device)]
+    # A row that found no other draws a ratio instead.
+    idle = (best.values < 0).unsqueeze(1)
     return torch.where(idle, _random_ratio(observed, ratio, noise, generator), visible)
+
+
+def _gentle_copy(
+    observed: Tensor, ratio: float, noise: Tensor, generator: torch.Generator
+) -> Tensor:
+    return _copy(observed, ratio, noise, generator, n_donors=3)
 
 
 def _proportional(
@@ -104,5 +122,6 @@ _DRAW = {
     "uniform": _uniform,
     "random_ratio": _random_ratio,
     "copy": _copy,
+    "gentle_copy": _gentle_copy,
     "proportional": _proportional,
 }

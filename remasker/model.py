@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from remasker.errors import InvalidConfigError, check_choice, check_integer, check_number
+from remasker.kernels import Packing, run_blocks
 
 VALUE_ENCODINGS = ("shared", "linear", "periodic", "piecewise_linear")
 BACKBONES = ("transformer", "linear", "convolution")
@@ -36,13 +37,14 @@ class ModelConfig:
     remasker.errors.InvalidConfigError: width: expected a multiple of heads (4), got 30
     """
 
-    encoder_depth: int = 4
-    decoder_depth: int = 2
-    width: int = 64
+    encoder_depth: int = 3
+    decoder_depth: int = 1
+    width: int = 32
     heads: int = 4
-    mlp_ratio: float = 4.0
-    value_encoding: str = "linear"
-    n_bins: int = 16
+    mlp_ratio: float = 2.0
+    value_encoding: str = "piecewise_linear"
+    n_bins: int = 12
+    linear_skip: bool = True
     positions: str = "learned"
     output: str = "per_column"
     backbone: str = "transformer"
@@ -80,12 +82,14 @@ class MaskedAutoencoder(nn.Module):
     `n_categories` has an entry per column, 0 for a number. `bin_edges` (d × n_bins+1) is needed by
     the piecewise-linear encoding only.
 
-    >>> model = MaskedAutoencoder(ModelConfig(width=8), n_categories=(0, 3))
+    >>> model = MaskedAutoencoder(ModelConfig(value_encoding="linear"), n_categories=(0, 3))
     >>> values, visible = torch.zeros(5, 2), torch.ones(5, 2, dtype=torch.bool)
     >>> prediction = model(values, visible)
     >>> tuple(prediction.value.shape), tuple(prediction.logits.shape)
     ((5, 2), (5, 3))
     """
+
+    numeric: Tensor
 
     def __init__(
         self,
@@ -107,36 +111,79 @@ class MaskedAutoencoder(nn.Module):
         self.decoder = nn.ModuleList(Block(config, d + 1) for _ in range(config.decoder_depth))
         self.decoder_norm = nn.LayerNorm(w)
         self.heads = Heads(config, n_categories)
+        #: Whether to run `remasker.kernels` instead of the plain blocks (on CPU).
+        self.fast = config.backbone == "transformer" and config.dropout == 0
+        self._packings: dict[Any, Packing] = {}
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
                 nn.init.zeros_(module.bias)
+        numeric = torch.tensor([k == 0 for k in n_categories])
+        self.register_buffer("numeric", numeric, persistent=False)
+        self.skip = nn.Linear(2 * d, d) if config.linear_skip else None
+        if self.skip is not None:
+            nn.init.zeros_(self.skip.weight)
+            nn.init.zeros_(self.skip.bias)
 
     def forward(self, values: Tensor, visible: Tensor) -> Prediction:
         """Predict every cell of a batch from its visible cells."""
-        return self.heads(self.decode(self.encode(values, visible), visible))
+        shown = torch.where(visible, values, 0.0)
+        prediction = self.heads(self.decode(self.encode(shown, visible), visible))
+        if self.skip is None:
+            return prediction
+        # Departs from the paper: what is linear need not be learned by attention, which on small
+        # tables takes many more steps to find it.
+        linear = self.skip(torch.cat([shown * self.numeric, visible.to(shown.dtype)], dim=1))
+        return prediction._replace(value=prediction.value + linear)
 
-    def encode(self, values: Tensor, visible: Tensor) -> Tensor:
+    def encode(self, shown: Tensor, visible: Tensor) -> Tensor:
         """Visible cells -> B × (1 + d) × w; what stands at invisible cells means nothing."""
-        tokens = self.embedding(torch.where(visible, values, 0.0))
-        tokens = torch.cat([self.encoder_class.expand(len(values), 1, -1), tokens], dim=1)
-        keys = F.pad(visible, (1, 0), value=True)
-        for block in self.encoder:
-            tokens = block(tokens, keys)
-        return self.encoder_norm(tokens)
+        tokens = self.embedding(shown)
+        tokens = torch.cat([self.encoder_class.expand(len(shown), 1, -1), tokens], dim=1)
+        return self.encoder_norm(
+            self._run(self.encoder, tokens, F.pad(visible, (1, 0), value=True))
+        )
 
     def decode(self, encoded: Tensor, visible: Tensor) -> Tensor:
         """Encoder output -> B × d × w, every cell attending to every other."""
         tokens = self.bridge(encoded)
         cells = torch.where(visible.unsqueeze(-1), tokens[:, 1:], self.mask_token)
         tokens = torch.cat([tokens[:, :1], cells + self.decoder_position], dim=1)
-        for block in self.decoder:
-            tokens = block(tokens, None)
-        return self.decoder_norm(tokens[:, 1:])
+        return self.decoder_norm(self._run(self.decoder, tokens, None)[:, 1:])
+
+    def _run(self, blocks: nn.ModuleList, tokens: Tensor, present: Tensor | None) -> Tensor:
+        if not (self.fast and tokens.device.type == "cpu"):
+            for block in blocks:
+                tokens = block(tokens, present)
+            return tokens
+        width = tokens.shape[2]
+        flat = tokens.reshape(-1, width)
+        parameters = [block.ordered_parameters for block in blocks if isinstance(block, Block)]
+        if present is None:
+            packing = self._all_present(tokens)
+            return run_blocks(flat, parameters, packing).view_as(tokens)
+        packing = Packing(present, self.config.heads, tokens.dtype)
+        packed = run_blocks(flat.index_select(0, packing.keep), parameters, packing)
+        # Places without a token read one row of zeros behind the packed ones.
+        return F.pad(packed, (0, 0, 0, 1)).index_select(0, packing.spread).view_as(tokens)
+
+    def _all_present(self, tokens: Tensor) -> Packing:
+        key = (len(tokens), tokens.dtype)
+        if key not in self._packings:
+            # Batches of an epoch have at most two sizes: a few packings serve all of them.
+            self._packings = dict(list(self._packings.items())[-3:])
+            present = torch.ones(tokens.shape[:2], dtype=torch.bool)
+            self._packings[key] = Packing(present, self.config.heads, tokens.dtype)
+        return self._packings[key]
 
 
 class CellEmbedding(nn.Module):
     """A cell's value and column -> a vector. B × d -> B × d × w."""
+
+    category_offset: Tensor
+    categorical: Tensor
+    bin_left: Tensor
+    bin_width: Tensor
 
     def __init__(
         self, config: ModelConfig, n_categories: tuple[int, ...], bin_edges: np.ndarray | None
@@ -212,6 +259,13 @@ class Block(nn.Module):
         self.mlp_norm = nn.LayerNorm(w)
         self.expand = nn.Linear(w, hidden)
         self.contract = nn.Linear(hidden, w)
+
+    @property
+    def ordered_parameters(self) -> list[nn.Parameter]:
+        """In the order that `remasker.kernels` expects; looked up once."""
+        if "_ordered" not in self.__dict__:
+            self.__dict__["_ordered"] = list(self.parameters())
+        return self.__dict__["_ordered"]
 
     def forward(self, tokens: Tensor, keys: Tensor | None) -> Tensor:
         """B × L × w -> B × L × w."""

@@ -1,0 +1,56 @@
+"""Dependencies point down: who may import whom, held by parsing the imports."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+#: Each module with what it may import from this project; everything else is a step upwards.
+ALLOWED = {
+    "errors": set(),
+    "table": {"errors"},
+    "masking": {"errors"},
+    "holdout": set(),
+    "kernels": set(),
+    "optimizer": set(),
+    "model": {"errors", "kernels"},
+    "training": {"errors", "masking", "model", "optimizer", "table"},
+    "inference": {"model", "table", "training"},
+    "artifact": {"errors", "inference", "model", "table", "training"},
+    "imputer": {
+        "artifact", "errors", "holdout", "inference", "model", "table", "training",
+    },
+    "metrics": {"errors"},
+    "missingness": {"errors", "metrics"},
+    "datasets": {"errors"},
+}  # fmt: skip
+
+
+def imports(path):
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    return found
+
+
+def modules(package):
+    return sorted(p for p in (ROOT / package).glob("*.py") if p.stem != "__init__")
+
+
+@pytest.mark.parametrize("path", modules("remasker"), ids=lambda path: path.stem)
+def test_the_imputer_depends_downwards_only(path):
+    found = imports(path)
+    roots = {name.split(".")[0] for name in found}
+    assert not roots & {"ray", "optuna", "tuning", "benchmarks"}
+    ours = {name.split(".")[1] for name in found if name.startswith("remasker.")}
+    assert ours <= ALLOWED[path.stem]
+
+
+@pytest.mark.parametrize("path", modules("tuning"), ids=lambda path: path.stem)
+def test_nothing_imports_the_benchmarks(path):
+    assert not any(name.startswith("benchmarks") for name in imports(path))
