@@ -364,13 +364,13 @@ class TableEncoder:
             low, high = self._limits(column)
             with np.errstate(over="ignore", under="ignore"):
                 numbers = np.clip(column.center + column.scale * result[..., j], low, high)
-            if column.step:
-                # Rounding must not step over a bound.
-                numbers = np.clip(
-                    column.step * np.rint(numbers / column.step),
-                    column.step * np.ceil(low / column.step),
-                    column.step * np.floor(high / column.step),
-                )
+                if column.step:
+                    # Rounding must not step over a bound.
+                    numbers = np.clip(
+                        column.step * np.rint(numbers / column.step),
+                        column.step * np.ceil(low / column.step),
+                        column.step * np.floor(high / column.step),
+                    )
             result[..., j] = numbers
         return result
 
@@ -384,7 +384,9 @@ class TableEncoder:
             if missing.any():
                 position = frame.columns.get_loc(column.name)
                 array = fill(frame[column.name], missing, filled[missing, j], column)
-                result.isetitem(position, array)
+                # As a Series with its dtype, or pandas would guess one for objects.
+                filled_in = pd.Series(array, index=frame.index, dtype=array.dtype)
+                result.isetitem(position, filled_in)
         return result
 
     def _limits(self, column: Column) -> tuple[float, float]:
