@@ -84,13 +84,12 @@ class Column:
 
 
 def quoted(names: Iterable[object]) -> str:
-    """Names for a message, at most five of them.
+    """Names for a message, all of them: whoever must act on it needs them.
 
     >>> quoted(["a", 1])
     "'a', 1"
     """
-    listed = [repr(plain(name)) for name in names]
-    return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")
+    return ", ".join(repr(plain(name)) for name in names)
 
 
 def plain(value: Any) -> Any:
@@ -365,13 +364,13 @@ def _put(series: pd.Series, missing: np.ndarray, values: Any) -> Any:
     if _is_dictionary(dtype):
         cells = series.astype(object).to_numpy(copy=True)
         cells[missing] = values
-        return pd.array(cells, dtype=dtype)
+        return pd.Series(cells, dtype=dtype).array
     if isinstance(dtype, pd.CategoricalDtype):
         new = [level for level in dict.fromkeys(values) if level not in dtype.categories]
         if new:  # The table at hand declares fewer levels than fit saw.
             series = series.cat.add_categories(new)
     extension = series.array.copy()
-    extension[missing] = pd.array(values, dtype=series.dtype)
+    extension[missing] = pd.Series(values, dtype=series.dtype).array
     return extension
 
 

@@ -126,6 +126,10 @@ class ParquetTable:
             raise TableFileError(f"{path} is not a readable Parquet file: {reason}") from None
         self.memory: dict[str, Any] = {}
 
+    def example(self, name: str) -> str:
+        """A cell of a column that has one."""
+        return str(self.frame[name].dropna().iloc[0])
+
     def render(self, completed: pd.DataFrame, path: str) -> bytes:
         """The table with the cells of `completed`, in the format that `path` asks for."""
         if _suffix(path) in (".csv", ".tsv", ".txt"):
@@ -184,6 +188,12 @@ class TextTable:
             "na_values": sorted(self._told_na),
             "columns": {name: like.to_dict() for name, like in self._formats.items()},
         }
+
+    def example(self, name: str) -> str:
+        """A cell of a column that has one, as it is written."""
+        row = int(np.flatnonzero(~self._gaps[name])[0])
+        raw = self._raw[self._names.index(name)][row].as_py()
+        return self._protected.restore(raw).strip()
 
     # ------------------------------------------------------------------ cutting
 

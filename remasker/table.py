@@ -125,9 +125,9 @@ class TableEncoder:
     def __init__(
         self,
         *,
-        kinds: Mapping[Hashable, str] | None = None,
+        kinds: Mapping[Any, str] | None = None,
         exclude: Sequence[Hashable] = (),
-        bounds: str | Mapping[Hashable, tuple[Any, Any]] | None = None,
+        bounds: str | Mapping[Any, tuple[Any, Any]] | None = None,
         missing_values: object = np.nan,
         scaling: str = "standard",
         text: str = "ignore",
@@ -266,7 +266,7 @@ class TableEncoder:
         if kind == "boolean" and len(counts) > 2:
             raise InvalidTableError(
                 f"column {ignored.name!r}: kind 'boolean' has two levels, found "
-                f"{quoted(counts.index)}; make it a category"
+                f"{quoted(counts.index[:5])}; make it a category"
             )
         if len(counts) > MAX_CATEGORIES:
             counts = counts.sort_values(ascending=False, kind="stable").iloc[:MAX_CATEGORIES]
@@ -382,7 +382,7 @@ class TableEncoder:
         for j, column in enumerate(self.modelled):
             missing = gaps[:, j]
             if missing.any():
-                position = frame.columns.get_loc(column.name)
+                position = list(frame.columns).index(column.name)
                 array = fill(frame[column.name], missing, filled[missing, j], column)
                 # As a Series with its dtype, or pandas would guess one for objects.
                 filled_in = pd.Series(array, index=frame.index, dtype=array.dtype)
