@@ -16,6 +16,7 @@ from remasker.errors import InvalidConfigError, InvalidTableError
 
 NUMERIC_KINDS = ("number", "integer", "datetime", "timedelta")
 CATEGORICAL_KINDS = ("boolean", "category")
+NUMBERS = ("number", "integer")
 KINDS = (*NUMERIC_KINDS, *CATEGORICAL_KINDS, "ignored")
 
 #: What `kinds` may make of a column that would be of another kind by itself. Text can be anything;
@@ -324,26 +325,26 @@ def fill(series: pd.Series, missing: np.ndarray, filled: np.ndarray, column: Col
     `filled` has one number, in the column's units, or one code for each missing cell.
     """
     present = series[~missing]
-    values = _values(filled, column, present)
-    try:
-        return _put(series, missing, values)
-    except _REFUSALS:
-        pass
+    dtypes: list[Any] = [series.dtype, object]
     if not len(present):
-        # Nothing is observed here (pandas reads an empty column as float64): the dtype of `fit`.
-        dtype = (
-            pd.CategoricalDtype(list(column.categories))
-            if column.dtype == "category"
-            else column.dtype
-        )
+        # pandas reads an empty column as float64, which says nothing: rather the dtype of `fit`.
+        says_nothing = types.is_float_dtype(series.dtype) and column.kind not in NUMBERS
+        dtypes.insert(0 if says_nothing else 1, _dtype_of_fit(column))
+    for dtype in dtypes:
         try:
-            empty = pd.Series([None] * len(series), index=series.index)
-            blank = empty.astype(dtype) if dtype not in ("bool", "object") else empty.astype(object)
-            done = _put(blank, missing, _values(filled, column, present, dtype=blank.dtype))
-            return done.astype(bool) if dtype == "bool" else done
+            # A bool column can hold no gap while it is being filled.
+            home = series.astype(object if dtype == "bool" else dtype)
+            array = _put(home, missing, _values(filled, column, present, home.dtype))
+            return array.astype(bool) if dtype == "bool" else array
         except _REFUSALS:
-            pass
-    return _put(series.astype(object), missing, _values(filled, column, present, dtype=object))
+            continue
+    raise InvalidTableError(f"column {column.name!r}: dtype {series.dtype} cannot hold its values")
+
+
+def _dtype_of_fit(column: Column) -> Any:
+    if column.dtype == "category":
+        return pd.CategoricalDtype(list(column.categories))
+    return column.dtype
 
 
 def _put(series: pd.Series, missing: np.ndarray, values: Any) -> Any:
@@ -374,9 +375,8 @@ def _put(series: pd.Series, missing: np.ndarray, values: Any) -> Any:
     return extension
 
 
-def _values(filled: np.ndarray, column: Column, present: pd.Series, dtype: Any = None) -> Any:
-    """The missing cells as the column's dtype would have them."""
-    dtype = present.dtype if dtype is None else dtype
+def _values(filled: np.ndarray, column: Column, present: pd.Series, dtype: Any) -> Any:
+    """The missing cells as `dtype` would have them."""
     if column.categorical:
         levels = np.empty(len(column.categories), dtype=object)
         levels[:] = column.categories

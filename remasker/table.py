@@ -378,11 +378,12 @@ class TableEncoder:
         """A copy of `frame` with its gaps filled from `encoded`, and nothing else changed."""
         filled = self.in_units(encoded)
         gaps = self.gaps(frame)
+        names: list[Hashable] = list(frame.columns)
         result = frame.copy()
         for j, column in enumerate(self.modelled):
             missing = gaps[:, j]
             if missing.any():
-                position = list(frame.columns).index(column.name)
+                position = names.index(column.name)
                 array = fill(frame[column.name], missing, filled[missing, j], column)
                 # As a Series with its dtype, or pandas would guess one for objects.
                 filled_in = pd.Series(array, index=frame.index, dtype=array.dtype)

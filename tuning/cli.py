@@ -272,7 +272,7 @@ def _add_impute(commands: Any) -> None:
 def impute(args: argparse.Namespace) -> None:
     """Fill the gaps of a table with a saved model."""
     from remasker import ReMaskerImputer
-    from remasker.files import check_target, write_bytes
+    from remasker.files import check_target, write_table
 
     check_target(args.output, force=args.force)
     imputer = ReMaskerImputer.load(args.model)
@@ -287,7 +287,7 @@ def impute(args: argparse.Namespace) -> None:
     before = sum(int(encoder.missing(table.frame[name]).sum()) for name in table.frame.columns)
     completed = imputer.transform(table.frame)
     after = sum(int(encoder.missing(completed[name]).sum()) for name in completed.columns)
-    write_bytes(table.render(completed, args.output), args.output)
+    write_table(table, completed, args.output)
     left = f"; {after} stay in columns that the model leaves alone" if after else ""
     _say(f"filled {before - after} of {before} gaps in {len(completed)} rows{left}")
 
@@ -327,7 +327,7 @@ def _add_simulate(commands: Any) -> None:
 def simulate(args: argparse.Namespace) -> None:
     """Make gaps in a table."""
     from remasker import simulate_missing
-    from remasker.files import check_target, write_bytes
+    from remasker.files import check_target, write_table
 
     check_target(args.output, force=args.force)
     table = open_table(args.data, reading_options(args))
@@ -339,7 +339,7 @@ def simulate(args: argparse.Namespace) -> None:
         random_state=args.seed,
     )
     made = int(holed.isna().to_numpy().sum() - table.frame.isna().to_numpy().sum())
-    write_bytes(table.render(holed, args.output), args.output)
+    write_table(table, holed, args.output)
     _say(f"made {made} gaps in {len(holed)} rows ({args.mechanism}, seed {args.seed})")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from remasker.files import TableFileError, read_table, write_bytes
+from remasker.files import TableFileError, read_table, write_bytes, write_table
 
 
 def make_table(n_rows: int, seed: int = 0) -> pd.DataFrame:
@@ -55,7 +55,7 @@ def run_demo(folder: Path, n_rows: int, epochs: int | None, *, force: bool) -> I
     whole = read_table(str(folder / "truth.csv"))
     holed = simulate_missing(whole.frame, "MCAR", ratio=0.2, random_state=0)
     hidden = holed.isna().to_numpy()
-    write_bytes(whole.render(holed, "gaps.csv"), str(folder / "gaps.csv"))
+    write_table(whole, holed, str(folder / "gaps.csv"))
     yield f"made a table of {n_rows} rows and 7 columns, and hid {hidden.sum()} of its cells"
 
     gaps = read_table(str(folder / "gaps.csv"))
@@ -63,7 +63,7 @@ def run_demo(folder: Path, n_rows: int, epochs: int | None, *, force: bool) -> I
     completed = imputer.transform(gaps.frame)
     imputer.provenance_["file"] = {"name": "gaps.csv", **gaps.memory}
     imputer.save(folder / "model")
-    write_bytes(gaps.render(completed, "completed.csv"), str(folder / "completed.csv"))
+    write_table(gaps, completed, str(folder / "completed.csv"))
 
     yield "how close the filled cells are to the hidden truth:"
     yield f"  {'':<34}{'numbers: RMSE':>14}{'categories: right':>20}"
