@@ -132,7 +132,10 @@ def write_bytes(data: bytes, path: str) -> None:
     if path.lower().endswith(".gz"):
         data = gzip.compress(data, mtime=0)
     if path == "-":
-        sys.stdout.buffer.write(data)
+        # Unbuffered (python -u), a write may take only a part, such as what fits into a pipe.
+        rest = memoryview(data)
+        while rest:
+            rest = rest[sys.stdout.buffer.write(rest) :]
         sys.stdout.buffer.flush()
         return
     target = Path(path).resolve()

@@ -299,7 +299,7 @@ def test_nothing_is_overwritten_or_half_written(tmp_path: Path, monkeypatch: Any
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(RemaskerError, match="cannot write .*: No space left on device"):
+    with pytest.raises(RemaskerError, match=r"cannot write .*: No space left on device"):
         write_bytes(b"new", path)
     assert Path(path).read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["table.csv"]

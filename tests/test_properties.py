@@ -129,9 +129,7 @@ def tables(draw: st.DrawFn) -> pd.DataFrame:
         pool = draw(st.lists(cells, min_size=1, max_size=min(n_rows, 12)))
         random = np.random.default_rng(draw(st.integers(0, 99)))
         picked = [pool[i] for i in random.integers(len(pool), size=n_rows)]
-        columns[name] = make(
-            [None if random.random() < gaps else cell for cell in picked]
-        )
+        columns[name] = make([None if random.random() < gaps else cell for cell in picked])
     table = pd.DataFrame(columns)
     index = draw(st.sampled_from(["range", "duplicates", "dates", "levels"]))
     if index == "duplicates":

@@ -31,7 +31,9 @@ def complete(frame: pd.DataFrame, **settings: Any) -> tuple[pd.DataFrame, list[s
     return completed, [str(w.message) for w in caught]
 
 
-def refusal(frame: pd.DataFrame, error: type[Exception] = InvalidTableError, **settings: Any) -> str:
+def refusal(
+    frame: pd.DataFrame, error: type[Exception] = InvalidTableError, **settings: Any
+) -> str:
     with pytest.raises(error) as raised:
         ReMaskerImputer(**{**TINY, **settings}).fit(frame)
     return str(raised.value)
@@ -117,9 +119,7 @@ def test_column_names_that_appear_twice() -> None:
 
 def test_infinity() -> None:
     frame = pd.DataFrame({"x": [1.5, np.inf, np.nan]}, index=["r1", "r2", "r3"])
-    message = (
-        "column 'x': found inf in row 'r2'; replace it with a number or with a missing value"
-    )
+    message = "column 'x': found inf in row 'r2'; replace it with a number or with a missing value"
     assert refusal(frame) == message
     imputer = ReMaskerImputer(**TINY).fit(pd.DataFrame({"x": [1.5, 2.5]}))
     with pytest.raises(InvalidTableError) as raised:
@@ -232,7 +232,12 @@ def test_columns_missing_or_new_at_transform() -> None:
 def test_numbers_of_very_different_magnitude() -> None:
     scale = np.linspace(1, 2, 12)
     frame = pd.DataFrame(
-        {"tiny": 1e-300 * scale, "huge": 1e300 * scale, "far": 1e15 + scale, "wide": 10 ** (9 * scale)}
+        {
+            "tiny": 1e-300 * scale,
+            "huge": 1e300 * scale,
+            "far": 1e15 + scale,
+            "wide": 10 ** (9 * scale),
+        }
     )
     holed = frame.mask(np.stack([np.roll(gaps_in(), j) for j in range(4)], axis=1))
     completed, said = complete(holed)
