@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Self
@@ -419,10 +419,12 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
             self.encoder_.check_columns(frame)
 
         def restore(completed: pd.DataFrame) -> Any:
+            names = dict(zip(expected, expected, strict=True))
             if by_position and container != "numpy":
                 names = dict(zip(expected, original, strict=True))
                 completed = completed.rename(columns=names)
-            return to_container(completed, container, X)
+            ignored = {names[c.name] for c in self.encoder_.columns if not c.modelled}
+            return to_container(completed, container, X, ignored)
 
         return frame, restore
 
@@ -519,7 +521,7 @@ def as_frame(X: Any) -> tuple[pd.DataFrame, str]:
     if isinstance(X, pd.DataFrame):
         return X, "pandas"
     if type(X).__module__.startswith("polars"):
-        if not hasattr(X, "columns") or not hasattr(X, "to_pandas"):
+        if not hasattr(X, "to_pandas") or not hasattr(X, "columns"):
             raise InvalidTableError(
                 f"expected a polars DataFrame, got {type(X).__name__}; collect it"
             )
@@ -541,8 +543,10 @@ def as_frame(X: Any) -> tuple[pd.DataFrame, str]:
     return (frame.infer_objects() if array.dtype.kind == "O" else frame), "numpy"
 
 
-def to_container(completed: pd.DataFrame, container: str, like: Any) -> Any:
-    """The inverse of `as_frame`.
+def to_container(
+    completed: pd.DataFrame, container: str, like: Any, ignored: Collection[Hashable] = ()
+) -> Any:
+    """The inverse of `as_frame`; `ignored` columns have no gaps filled.
 
     >>> to_container(pd.DataFrame({"x0": [1.0]}), "numpy", [[1.0]])
     array([[1.]])
@@ -552,9 +556,14 @@ def to_container(completed: pd.DataFrame, container: str, like: Any) -> Any:
     if container == "polars":
         import polars
 
-        result = polars.from_pandas(completed)
+        # What polars and Arrow hold but we do not model (structs, objects) never leaves polars.
+        filled = [name for name in completed.columns if name not in ignored]
+        result = polars.from_pandas(completed[filled])
         schema = {name: dtype for name, dtype in like.schema.items() if name in result.columns}
-        return result.cast(schema)
+        result = result.cast(schema)
+        return polars.DataFrame(
+            [result[name] if name in result.columns else like[name] for name in completed.columns]
+        )
     dtype = np.asarray(like).dtype
     return completed.to_numpy(dtype=dtype if dtype.kind in "fiuO" else None)
 

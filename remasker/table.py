@@ -10,34 +10,74 @@ kind        dtypes                                       for the model
 =========== ============================================ ======================================
 number      floats                                       scaled number
 integer     integers; floats that hold whole numbers     scaled number, rounded on the way back
-datetime    datetimes, with or without time zone         scaled number of seconds
+datetime    dates, datetimes with or without time zone   scaled number of seconds
 timedelta   timedeltas                                   scaled number of seconds
 boolean     bool, boolean, object holding bools          category with two levels
 category    category, strings                            category
-ignored     excluded, text, identifiers, empty columns   not seen; comes back as it was
+ignored     excluded, text, identifiers, empty columns,  not seen; comes back as it was
+            any other dtype (Period, Interval, lists, …)
 =========== ============================================ ======================================
+
+The policy for odd tables, each case held by `tests/test_table_policy.py`:
+
+=================================== ==============================================================
+nothing missing                     fits; `transform` returns an equal copy
+no rows, or no columns              error
+one row, one column                 fits; gaps get what little is known (the mean, the usual level)
+a row with nothing observed         filled as a typical row
+constant column                     its gaps get the constant
+column without any observed cell    left missing, one warning that names it; dropped if
+                                    ``keep_empty_features=False``
+column names that appear twice      error that names them
+inf                                 error that names column and row
+object column of mixed types        error with a value of each of two types
+free text, identifiers              left as they are, one warning; an error if ``text="raise"``
+dtypes of no kind                   left as they are, one warning
+level not seen in fit               the cell is kept; the model takes it as unknown
+level seen once                     a level like any other
+more than `MAX_CATEGORIES` levels   the rarer ones are kept in the table and unknown to the model
+columns missing or new at transform error that lists them; their order does not matter
+numbers of very different magnitude each column has its own scale; imputed values never overflow
+a column that is a copy of another  nothing special
+a marker in `missing_values`        a gap like any other; 0 is not False, 1 is not True
+=================================== ==============================================================
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from pandas.api import types
 
+from remasker.columns import (
+    CATEGORICAL_KINDS,
+    KINDS,
+    Column,
+    check_kind,
+    codes_of,
+    fill,
+    is_text,
+    kind_of,
+    missing_cells,
+    plain,
+    quoted,
+    step_of,
+    to_numbers,
+)
 from remasker.errors import InvalidConfigError, InvalidTableError, check_choice, nearest
 
-NUMERIC_KINDS = ("number", "integer", "datetime", "timedelta")
-CATEGORICAL_KINDS = ("boolean", "category")
-KINDS = (*NUMERIC_KINDS, *CATEGORICAL_KINDS, "ignored")
+__all__ = ["MAX_CATEGORIES", "Column", "EncodedTable", "TableEncoder"]
+
 SCALINGS = ("standard", "minmax")
 #: Rarer levels of a column with more than this many are kept in the table but unknown to the model.
 MAX_CATEGORIES = 256
+#: How far from its center, in units of its scale, the model sees a number.
+FARTHEST = 1e4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,52 +108,6 @@ class EncodedTable:
         return replace(self, values=np.where(observed, self.values, 0), observed=observed)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Column:
-    """What is remembered of one column: its kind, its scale or its levels."""
-
-    name: Hashable
-    kind: str
-    dtype: str
-    #: value = center + scale × encoded
-    center: float = 0.0
-    scale: float = 1.0
-    low: float = math.nan
-    high: float = math.nan
-    categories: tuple[Any, ...] = ()
-    missing_rate: float = 0.0
-    #: Why an ignored column is ignored; empty for the others.
-    reason: str = ""
-
-    @property
-    def modelled(self) -> bool:
-        """Whether the model sees this column.
-
-        >>> Column(name="a", kind="number", dtype="float64").modelled
-        True
-        """
-        return self.kind != "ignored"
-
-    @property
-    def categorical(self) -> bool:
-        """Whether the model sees levels rather than a number.
-
-        >>> Column(name="a", kind="boolean", dtype="bool").categorical
-        True
-        """
-        return self.kind in CATEGORICAL_KINDS
-
-
-def quoted(names: Iterable[object]) -> str:
-    """Names for an error message, at most five of them.
-
-    >>> quoted(["a", 1])
-    "'a', 1"
-    """
-    names = [repr(name) for name in names]
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
 class TableEncoder:
     """Learns the kinds, scales and levels of a table's columns; encodes and completes tables.
 
@@ -131,16 +125,16 @@ class TableEncoder:
     def __init__(
         self,
         *,
-        kinds: Mapping[Hashable, str] | None = None,
+        kinds: Mapping[Any, str] | None = None,
         exclude: Sequence[Hashable] = (),
-        bounds: str | Mapping[Hashable, tuple[float | None, float | None]] | None = None,
+        bounds: str | Mapping[Any, tuple[Any, Any]] | None = None,
         missing_values: object = np.nan,
         scaling: str = "standard",
         text: str = "ignore",
         whole_numbers: bool = True,
     ) -> None:
         self.kinds = dict(kinds or {})
-        self.exclude = tuple(exclude)
+        self.exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
         self.bounds = bounds
         self.missing_values = missing_values
         self.scaling = scaling
@@ -153,35 +147,19 @@ class TableEncoder:
     def fit(self, frame: pd.DataFrame) -> TableEncoder:
         """Learn the schema from the observed cells of `frame`."""
         self._check_settings(frame)
-        columns = [self._describe(name, frame[name]) for name in frame.columns]
-        empty = [column.name for column in columns if column.reason == "empty"]
-        if empty:
-            warnings.warn(
-                f"column {quoted(empty)}: nothing is observed, so there is nothing to learn from; "
-                "left missing",
-                stacklevel=4,
-            )
-        text = [column for column in columns if column.reason == "text"]
-        if text and self.text == "raise":
-            raise InvalidTableError(
-                f"column {quoted(c.name for c in text)}: almost every value is different, so this "
-                "is free text or an identifier; name it in exclude, or give its kind in kinds"
-            )
-        if text:
-            warnings.warn(
-                f"column {quoted(c.name for c in text)}: almost every value is different, so this "
-                "is free text or an identifier; left as it is (to model it anyway: "
-                f"kinds={{{text[0].name!r}: 'category'}})",
-                stacklevel=4,
-            )
-        self.columns = tuple(columns)
+        columns = tuple(self._describe(name, frame[name]) for name in frame.columns)
+        self._speak_of_ignored(columns)
+        self.columns = columns
+        for column in columns:
+            self._check_bounds(column)
         return self
 
     def _check_settings(self, frame: pd.DataFrame) -> None:
         names = list(frame.columns)
         if len(names) == 0:
             raise InvalidTableError(
-                f"0 feature(s) (shape={frame.shape}) while a minimum of 1 is required."
+                f"the table has no columns (0 feature(s), shape={frame.shape}) while a minimum of "
+                "1 is required."
             )
         if len(frame) == 0:
             raise InvalidTableError(
@@ -192,6 +170,10 @@ class TableEncoder:
             raise InvalidTableError(
                 f"column name {quoted(duplicates)} appears more than once; rename the columns"
             )
+        check_choice("scaling", self.scaling, SCALINGS)
+        check_choice("text", self.text, ("ignore", "raise"))
+        if isinstance(self.bounds, str):
+            check_choice("bounds", self.bounds, ("observed",))
         for role, listed in (
             ("kinds", self.kinds),
             ("exclude", self.exclude),
@@ -205,66 +187,108 @@ class TableEncoder:
                     )
         for name, kind in self.kinds.items():
             check_choice(f"kinds[{name!r}]", kind, KINDS)
-        check_choice("scaling", self.scaling, SCALINGS)
-        check_choice("text", self.text, ("ignore", "raise"))
-        if isinstance(self.bounds, str):
-            check_choice("bounds", self.bounds, ("observed",))
+
+    def _speak_of_ignored(self, columns: Sequence[Column]) -> None:
+        """One warning for each reason to leave columns alone, naming them."""
+        reasons: dict[str, list[Hashable]] = {}
+        for column in columns:
+            reasons.setdefault(column.reason, []).append(column.name)
+        for reason, names in reasons.items():
+            if reason in ("", "excluded"):
+                continue
+            subject = f"column {quoted(names)}"
+            if reason == "empty":
+                message = "nothing is observed, so there is nothing to learn from; left missing"
+            elif reason == "text":
+                cause = "almost every value is different, so this is free text or an identifier"
+                if self.text == "raise":
+                    raise InvalidTableError(
+                        f"{subject}: {cause}; name it in exclude, or give its kind in kinds"
+                    )
+                message = (
+                    f"{cause}; left as it is (to model it anyway: kinds={{{names[0]!r}: "
+                    "'category'})"
+                )
+            else:
+                message = f"cannot model {reason}; left as it is (convert it to model it)"
+            warnings.warn(f"{subject}: {message}", stacklevel=4)
 
     def _describe(self, name: Hashable, series: pd.Series) -> Column:
         missing = self.missing(series)
         dtype = str(series.dtype)
         ignored = Column(name=name, kind="ignored", dtype=dtype, missing_rate=float(missing.mean()))
-        if name in self.exclude or self.kinds.get(name) == "ignored":
+        given = self.kinds.get(name)
+        if name in self.exclude or given == "ignored":
             return replace(ignored, reason="excluded")
         if missing.all():
             return replace(ignored, reason="empty")
         present = series[~missing]
-        kind = self.kinds.get(name) or kind_of(name, present)
+        if given is not None:
+            check_kind(name, given, present)
+        kind = given or kind_of(name, present)
         if kind == "ignored":
-            return replace(ignored, reason=f"dtype {dtype}")
+            of = f" of {type(present.iloc[0]).__name__}" if dtype == "object" else ""
+            return replace(ignored, reason=f"dtype {dtype}{of}")
         if kind in CATEGORICAL_KINDS:
-            return self._describe_categories(name, kind, present, ignored)
+            return self._describe_levels(kind, given, present, ignored)
         numbers = to_numbers(name, kind, present)
-        infinite = np.flatnonzero(np.isinf(numbers))
-        if len(infinite):
-            raise InvalidTableError(
-                f"column {name!r}: found inf in row {present.index[infinite[0]]!r}; "
-                "replace it with a number or with a missing value"
-            )
-        if kind == "number" and self.whole_numbers and name not in self.kinds and _whole(numbers):
+        if kind == "number" and given is None and self.whole_numbers and _whole(numbers):
             kind = "integer"
         low, high = float(numbers.min()), float(numbers.max())
-        if self.scaling == "minmax":
-            center, scale = low, high - low
-        else:
-            # Through the largest magnitude, so that 1e300 does not overflow when squared.
-            unit = max(abs(low), abs(high)) or 1.0
-            center, scale = (
-                unit * float((numbers / unit).mean()),
-                unit * float((numbers / unit).std()),
-            )
+        largest = max(abs(low), abs(high))
+        with np.errstate(over="ignore", under="ignore"):
+            if self.scaling == "minmax":
+                center, scale = low, min(high - low, float(np.finfo(np.float64).max))
+            else:
+                # Through the largest magnitude, so that 1e300 does not overflow when squared.
+                unit = largest or 1.0
+                center = unit * float((numbers / unit).mean())
+                scale = unit * float((numbers / unit).std())
         # A scale that vanishes beside the values is rounding error: the column is constant.
-        if not scale > 1e-12 * max(abs(low), abs(high)):
+        if not scale > max(1e-12 * largest, np.finfo(np.float64).tiny):
             scale = 1.0
-        return replace(ignored, kind=kind, center=center, scale=scale, low=low, high=high)
+        return replace(
+            ignored,
+            kind=kind,
+            center=center,
+            scale=scale,
+            low=low,
+            high=high,
+            step=step_of(kind, numbers),
+        )
 
-    def _describe_categories(
-        self, name: Hashable, kind: str, present: pd.Series, ignored: Column
+    def _describe_levels(
+        self, kind: str, given: str | None, present: pd.Series, ignored: Column
     ) -> Column:
-        levels = present.astype(object).value_counts(sort=False)
-        text = types.is_string_dtype(present.dtype) or types.is_object_dtype(present.dtype)
-        if text and name not in self.kinds and len(levels) > max(10, len(present) / 2):
+        counts = present.astype(object).value_counts(sort=False)
+        if given is None and is_text(present) and len(counts) > max(10, len(present) / 2):
             return replace(ignored, reason="text")
-        if len(levels) > MAX_CATEGORIES:
-            levels = levels.sort_values(ascending=False, kind="stable").iloc[:MAX_CATEGORIES]
+        if kind == "boolean" and len(counts) > 2:
+            raise InvalidTableError(
+                f"column {ignored.name!r}: kind 'boolean' has two levels, found "
+                f"{quoted(counts.index[:5])}; make it a category"
+            )
+        if len(counts) > MAX_CATEGORIES:
+            counts = counts.sort_values(ascending=False, kind="stable").iloc[:MAX_CATEGORIES]
         if isinstance(present.dtype, pd.CategoricalDtype):
-            categories = [level for level in present.cat.categories if level in levels.index]
+            known = set(counts.index)
+            levels = [level for level in present.cat.categories if level in known]
         else:
-            categories = sorted(levels.index, key=lambda level: (str(type(level)), level))
-        plain = [level.item() if isinstance(level, np.generic) else level for level in categories]
-        if not all(isinstance(level, str | int | float | bool) for level in plain):
-            return replace(ignored, reason=f"levels of type {type(plain[0]).__name__}")
-        return replace(ignored, kind=kind, categories=tuple(plain))
+            levels = sorted(counts.index, key=lambda level: (str(type(level)), level))
+        levels = [plain(level) for level in levels]
+        for level in levels:
+            if not isinstance(level, str | int | float) or level in (math.inf, -math.inf):
+                # An artifact is JSON: it has no other values.
+                of = repr(level) if isinstance(level, float) else f"type {type(level).__name__}"
+                return replace(ignored, reason=f"levels of {of}")
+        return replace(ignored, kind=kind, categories=tuple(levels))
+
+    @property
+    def _markers(self) -> list[Any]:
+        """What marks a gap besides NaN, None and NA."""
+        given = self.missing_values
+        markers = list(given) if isinstance(given, list | tuple | set | frozenset) else [given]
+        return [plain(m) for m in markers if not (m is None or m is pd.NA or m is pd.NaT or m != m)]
 
     def missing(self, series: pd.Series) -> np.ndarray:
         """Which cells of a column are gaps.
@@ -272,13 +296,7 @@ class TableEncoder:
         >>> TableEncoder(missing_values=-1).missing(pd.Series([1.0, -1.0, None])).tolist()
         [False, True, True]
         """
-        missing = series.isna().to_numpy(dtype=bool)
-        markers = self.missing_values
-        for marker in markers if isinstance(markers, list | tuple | set) else [markers]:
-            if not (marker is None or marker is pd.NA or marker != marker):
-                equal = (series == marker).fillna(False)
-                missing = missing | equal.to_numpy(dtype=bool)
-        return missing
+        return missing_cells(series, self._markers)
 
     # ------------------------------------------------------------------ table -> matrix
 
@@ -286,6 +304,17 @@ class TableEncoder:
     def modelled(self) -> tuple[Column, ...]:
         """The columns that the model sees, in order."""
         return tuple(column for column in self.columns if column.modelled)
+
+    def check_columns(self, frame: pd.DataFrame) -> None:
+        """Refuse a table whose columns are not those of `fit`; order does not matter."""
+        expected = [column.name for column in self.columns]
+        absent = [name for name in expected if name not in frame.columns]
+        extra = [name for name in frame.columns if name not in set(expected)]
+        if absent or extra or len(frame.columns) != len(expected):
+            parts = [f"missing {quoted(absent)}"] if absent else []
+            parts += [f"not seen in fit: {quoted(extra)}"] if extra else []
+            parts = parts or ["a name appears more than once"]
+            raise InvalidTableError("the columns differ from those of fit: " + "; ".join(parts))
 
     def encode(self, frame: pd.DataFrame) -> EncodedTable:
         """The table as the model sees it; columns may come in any order."""
@@ -298,39 +327,23 @@ class TableEncoder:
             if not present.any():
                 continue
             if column.categorical:
-                codes = _codes(series, column)
+                codes = codes_of(series, column.categories)
                 # A level never seen in fit is unknown to the model; the cell itself is kept.
                 present &= codes >= 0
-                values[:, j] = np.where(present, codes, 0)
+                values[present, j] = codes[present]
             else:
-                numbers = np.full(len(frame), column.center)
-                numbers[present] = to_numbers(column.name, column.kind, series[present])
-                infinite = np.flatnonzero(np.isinf(numbers))
-                if len(infinite):
-                    raise InvalidTableError(
-                        f"column {column.name!r}: found inf in row {frame.index[infinite[0]]!r}; "
-                        "replace it with a number or with a missing value"
-                    )
-                # New rows may lie far outside what fit saw; float32 and the model need a limit.
-                scaled = np.clip((numbers - column.center) / column.scale, -1e4, 1e4)
-                values[:, j] = np.where(present, scaled, 0)
+                numbers = to_numbers(column.name, column.kind, series[present])
+                # Halved, so that the difference of two huge numbers is a number. New rows may lie
+                # far outside what fit saw; float32 and the model need a limit.
+                with np.errstate(over="ignore", under="ignore"):
+                    scaled = 2 * ((numbers / 2 - column.center / 2) / column.scale)
+                values[present, j] = np.clip(scaled, -FARTHEST, FARTHEST)
             observed[:, j] = present
         return EncodedTable(
             values=values,
             observed=observed,
             n_categories=tuple(len(column.categories) for column in columns),
         )
-
-    def check_columns(self, frame: pd.DataFrame) -> None:
-        """Refuse a table whose columns are not those of `fit`; order does not matter."""
-        expected = [column.name for column in self.columns]
-        absent = [name for name in expected if name not in frame.columns]
-        extra = [name for name in frame.columns if name not in set(expected)]
-        if absent or extra or len(frame.columns) != len(expected):
-            parts = [f"missing {quoted(absent)}"] if absent else []
-            parts += [f"not seen in fit: {quoted(extra)}"] if extra else []
-            parts = parts or ["a name appears more than once"]
-            raise InvalidTableError("the columns differ from those of fit: " + "; ".join(parts))
 
     # ------------------------------------------------------------------ matrix -> table
 
@@ -348,16 +361,16 @@ class TableEncoder:
         for j, column in enumerate(self.modelled):
             if column.categorical:
                 continue
-            numbers = column.center + column.scale * result[..., j]
-            low, high = self._bounds(column)
-            numbers = np.clip(numbers, low, high)
-            if column.kind == "integer":
-                # Rounding must not step over a bound.
-                numbers = np.clip(
-                    np.rint(numbers),
-                    math.ceil(low) if math.isfinite(low) else low,
-                    math.floor(high) if math.isfinite(high) else high,
-                )
+            low, high = self._limits(column)
+            with np.errstate(over="ignore", under="ignore"):
+                numbers = np.clip(column.center + column.scale * result[..., j], low, high)
+                if column.step:
+                    # Rounding must not step over a bound.
+                    numbers = np.clip(
+                        column.step * np.rint(numbers / column.step),
+                        column.step * np.ceil(low / column.step),
+                        column.step * np.floor(high / column.step),
+                    )
             result[..., j] = numbers
         return result
 
@@ -365,31 +378,48 @@ class TableEncoder:
         """A copy of `frame` with its gaps filled from `encoded`, and nothing else changed."""
         filled = self.in_units(encoded)
         gaps = self.gaps(frame)
+        names: list[Hashable] = list(frame.columns)
         result = frame.copy()
         for j, column in enumerate(self.modelled):
             missing = gaps[:, j]
             if missing.any():
-                position = frame.columns.get_loc(column.name)
-                series = _fill(frame[column.name], missing, filled[missing, j], column)
-                result.isetitem(position, series)
+                position = names.index(column.name)
+                array = fill(frame[column.name], missing, filled[missing, j], column)
+                # As a Series with its dtype, or pandas would guess one for objects.
+                filled_in = pd.Series(array, index=frame.index, dtype=array.dtype)
+                result.isetitem(position, filled_in)
         return result
 
-    def _bounds(self, column: Column) -> tuple[float, float]:
-        if self.bounds == "observed":
-            return column.low, column.high
+    def _limits(self, column: Column) -> tuple[float, float]:
+        """Between which numbers an imputed value must lie."""
+        largest = float(np.finfo(np.float64).max)
         if isinstance(self.bounds, Mapping) and column.name in self.bounds:
             low, high = self.bounds[column.name]
-            limits = [
-                default if limit is None else _as_number(column, limit)
-                for limit, default in ((low, -math.inf), (high, math.inf))
-            ]
-            if limits[0] > limits[1]:
-                raise InvalidConfigError(
-                    f"bounds of column {column.name!r}: expected (low, high), got {(low, high)!r}"
-                )
-            return limits[0], limits[1]
-        # The whole range of float64 is too wide for a column of smaller floats or integers.
-        return -math.inf, math.inf
+            return _limit(column, low, -largest), _limit(column, high, largest)
+        if self.bounds == "observed" or column.low == column.high:
+            return column.low, column.high
+        return -largest, largest
+
+    def _check_bounds(self, column: Column) -> None:
+        if not isinstance(self.bounds, Mapping) or column.name not in self.bounds:
+            return
+        subject = f"bounds of column {column.name!r}"
+        given = self.bounds[column.name]
+        if column.modelled and not column.categorical:
+            try:
+                low, high = self._limits(column)
+            except (TypeError, ValueError):
+                pass
+            else:
+                if low > high:
+                    raise InvalidConfigError(f"{subject}: the lower one is larger in {given!r}")
+                if column.step and math.ceil(low / column.step) > math.floor(high / column.step):
+                    raise InvalidConfigError(f"{subject}: no whole value lies within {given!r}")
+                return
+            raise InvalidConfigError(f"{subject}: expected (low, high), got {given!r}")
+        raise InvalidConfigError(
+            f"{subject}: only numbers, dates and durations have bounds; its kind is {column.kind!r}"
+        )
 
     # ------------------------------------------------------------------ the schema on disk
 
@@ -400,18 +430,12 @@ class TableEncoder:
         >>> TableEncoder.from_dict(encoder.to_dict()).columns == encoder.columns
         True
         """
-        markers = self.missing_values
-        bounds = self.bounds
+        bounds: Any = self.bounds
         if isinstance(bounds, Mapping):
-            bounds = [  # type: ignore[assignment]
-                [name, [None if limit is None else _jsonable_limit(limit) for limit in pair]]
-                for name, pair in bounds.items()
-            ]
+            bounds = [[name, [_jsonable(limit) for limit in pair]] for name, pair in bounds.items()]
         return {
             "bounds": bounds,
-            "missing_values": list(markers)
-            if isinstance(markers, list | tuple | set)
-            else ([] if markers is None or markers is pd.NA or markers != markers else [markers]),
+            "missing_values": [_jsonable(marker) for marker in self._markers],
             "columns": [
                 {
                     key: (None if isinstance(value, float) and math.isnan(value) else value)
@@ -443,174 +467,24 @@ class TableEncoder:
         return encoder
 
 
-def kind_of(name: Hashable, present: pd.Series) -> str:
-    """The kind that the dtype of a column's observed cells decides.
-
-    >>> kind_of("paid", pd.Series([True, False], dtype=object))
-    'boolean'
-    """
-    dtype = present.dtype
-    if isinstance(dtype, pd.CategoricalDtype):
-        return "category"
-    if types.is_bool_dtype(dtype):
-        return "boolean"
-    if types.is_complex_dtype(dtype):
-        return "ignored"
-    if types.is_integer_dtype(dtype):
-        return "integer"
-    if types.is_float_dtype(dtype):
-        return "number"
-    if types.is_datetime64_any_dtype(dtype):
-        return "datetime"
-    if types.is_timedelta64_dtype(dtype) or str(dtype).startswith("duration"):
-        return "timedelta"
-    if types.is_object_dtype(dtype):
-        return _kind_of_objects(name, present)
-    if types.is_string_dtype(dtype):
-        return "category"
-    return "ignored"
-
-
-def _kind_of_objects(name: Hashable, present: pd.Series) -> str:
-    inferred = types.infer_dtype(present, skipna=True)
-    known = {
-        "string": "category",
-        "boolean": "boolean",
-        "integer": "integer",
-        "floating": "number",
-        "mixed-integer-float": "number",
-        "datetime": "datetime",
-        "datetime64": "datetime",
-        "timedelta": "timedelta",
-        "timedelta64": "timedelta",
-    }
-    if inferred in known:
-        return known[inferred]
-    examples: dict[type, object] = {}
-    for value in present:
-        examples.setdefault(type(value), value)
-    # Numbers that are not bools go together; everything else must be of one type.
-    if len(examples) > 1 and not all(
-        issubclass(t, int | float | np.number) and t is not bool for t in examples
-    ):
-        (first, one), (second, other) = list(examples.items())[:2]
-        raise InvalidTableError(
-            f"column {name!r}: mixes {first.__name__} ({one!r}) and {second.__name__} ({other!r}); "
-            "convert it to one type, or name it in exclude"
-        )
-    return "number" if len(examples) > 1 else "ignored"
-
-
-def to_numbers(name: Hashable, kind: str, present: pd.Series) -> np.ndarray:
-    """Observed cells of a numeric column as float64; times as seconds.
-
-    >>> to_numbers("t", "timedelta", pd.Series(pd.to_timedelta(["1min", "2min"]))).tolist()
-    [60.0, 120.0]
-    """
-    try:
-        if kind == "datetime":
-            moments = pd.to_datetime(present, utc=True).astype("datetime64[us, UTC]")
-            return moments.astype("int64").to_numpy(dtype=np.float64) / 1e6
-        if kind == "timedelta":
-            spans = pd.to_timedelta(present).astype("timedelta64[us]")
-            return spans.astype("int64").to_numpy(dtype=np.float64) / 1e6
-        return present.to_numpy(dtype=np.float64)
-    except (ValueError, TypeError, OverflowError):
-        pass
-    wanted = {"datetime": "dates", "timedelta": "durations"}.get(kind, "numbers")
-    for row, value in present.items():
-        try:
-            to_numbers_one = pd.Series([value])
-            if kind == "datetime":
-                pd.to_datetime(to_numbers_one, utc=True)
-            elif kind == "timedelta":
-                pd.to_timedelta(to_numbers_one)
-            else:
-                float(value)
-        except (ValueError, TypeError, OverflowError):
-            raise InvalidTableError(
-                f"column {name!r}: expected {wanted}, found {value!r} in row {row!r}; "
-                "list it in missing_values, or name the column in exclude"
-            ) from None
-    raise InvalidTableError(
-        f"column {name!r}: cannot be read as {wanted} (dtype {present.dtype}); "
-        "convert it, or name it in exclude"
-    )
-
-
-def _codes(series: pd.Series, column: Column) -> np.ndarray:
-    levels = pd.Index(list(column.categories), dtype=object)
-    return levels.get_indexer(pd.Index(series.astype(object), dtype=object))
-
-
-def _fill(series: pd.Series, missing: np.ndarray, filled: np.ndarray, column: Column) -> pd.Series:
-    """`series` with the cells in `missing` replaced, in its own dtype where that can hold them."""
-    values: Any
-    dtype = series.dtype
-    if column.categorical:
-        values = np.array(column.categories, dtype=object)[filled.astype(int)]
-        if isinstance(dtype, pd.CategoricalDtype) and not set(values) <= set(dtype.categories):
-            # The table at hand declares fewer levels than fit saw.
-            unknown = [level for level in column.categories if level not in dtype.categories]
-            series = series.cat.add_categories(unknown)
-            dtype = series.dtype
-    elif column.kind == "datetime":
-        values = pd.to_datetime(_in_range(filled * 1e6), unit="us", utc=True)
-        zone = getattr(dtype, "tz", None) or getattr(
-            getattr(dtype, "pyarrow_dtype", None), "tz", None
-        )
-        values = values.tz_convert(zone) if zone is not None else values.tz_localize(None)
-        values = values.as_unit(_unit(dtype))
-    elif column.kind == "timedelta":
-        values = pd.to_timedelta(_in_range(filled * 1e6), unit="us").as_unit(_unit(dtype))
-    else:
-        values = filled
-        integer = types.is_integer_dtype(dtype)
-        if integer or types.is_float_dtype(dtype):
-            # Never beyond what the column's own dtype can hold.
-            numpy_dtype = np.dtype(getattr(dtype, "numpy_dtype", dtype))
-            limits = np.iinfo(numpy_dtype) if integer else np.finfo(numpy_dtype)
-            values = np.clip(values, float(limits.min), float(limits.max))
-            if integer:
-                inside = np.clip(np.rint(values), -(2.0**63), np.nextafter(2.0**63, 0))
-                values = inside.astype(np.int64)
-                if numpy_dtype.itemsize == 8 and numpy_dtype.kind == "u":
-                    values = np.clip(np.rint(filled), 0, np.nextafter(2.0**64, 0)).astype(np.uint64)
-    if isinstance(dtype, np.dtype):
-        array = series.to_numpy(copy=True)
-        array[missing] = values
-        return pd.Series(array, index=series.index, name=series.name, dtype=dtype)
-    extension = series.array.copy()
-    extension[missing] = pd.array(values, dtype=dtype)
-    return pd.Series(extension, index=series.index, name=series.name)
-
-
-def _unit(dtype: Any) -> str:
-    unit = getattr(dtype, "unit", None)
-    if unit is None:
-        unit = getattr(getattr(dtype, "pyarrow_dtype", None), "unit", None)
-    if unit is None and isinstance(dtype, np.dtype) and dtype.kind in "mM":
-        unit = np.datetime_data(dtype)[0]
-    return unit or "us"
-
-
-def _in_range(microseconds: np.ndarray) -> np.ndarray:
-    """Within what nanosecond dates can hold, so that an imputed date never overflows."""
-    limit = 9.2e15
-    return np.rint(np.clip(microseconds, -limit, limit)).astype(np.int64)
-
-
 def _whole(numbers: np.ndarray) -> bool:
     """Whether floats are counts. Zeros and ones alone may as well be rates, so they are not."""
     return bool(np.all(np.rint(numbers) == numbers) and np.abs(numbers).max() > 1)
 
 
-def _as_number(column: Column, limit: Any) -> float:
+def _limit(column: Column, limit: Any, default: float) -> float:
+    """A bound as a number; None and infinity are no bound."""
+    if limit is None or limit in (math.inf, -math.inf):
+        return default
     return float(to_numbers(column.name, column.kind, pd.Series([limit]))[0])
 
 
-def _jsonable_limit(limit: Any) -> Any:
-    return limit if isinstance(limit, int | float | str) else str(limit)
+def _jsonable(value: Any) -> Any:
+    """A bound or a marker for JSON, which knows no infinity and no dates."""
+    value = plain(value)
+    if value is None or (isinstance(value, float) and math.isinf(value)):
+        return None
+    return value if isinstance(value, int | float | str) else str(value)
 
 
 def _name(name: Any) -> Hashable:

@@ -1,0 +1,571 @@
+"""The command line: `remasker fit | impute | simulate | describe | demo`, and what others add.
+
+A command is a parser with ``set_defaults(run=function)``; the function takes the parsed arguments.
+Everything heavy (torch, pandas, ray) is imported by the function that needs it, so that `--help`
+is instant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import importlib
+import importlib.util
+import os
+import re
+import signal
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import remasker
+from remasker.errors import InvalidConfigError, RemaskerError, nearest
+
+if TYPE_CHECKING:
+    from remasker import ReMaskerImputer
+    from remasker.files import ParquetTable, TextOptions, TextTable
+
+#: Modules with a function ``add_commands(subparsers)``; one that is not installed is left out.
+OTHER_COMMANDS = ("tuning.tune_cli", "tuning.cluster")
+KINDS = "number, integer, category, boolean, datetime, timedelta, ignored"
+
+EXAMPLES = """\
+examples:
+  remasker describe people.csv                     what is in the table, what would be done
+  remasker fit people.csv -o model                 learn from the observed cells
+  remasker impute people.csv -m model -o full.csv  fill the gaps; observed cells stay as written
+  remasker impute new.csv -m model -o -            new rows, to standard output
+  remasker fit people.csv -o model --exclude price --kinds zip=category --na -999
+  remasker simulate full.csv -o gaps.csv --mechanism MAR --ratio 0.3
+  remasker demo                                    all of it, on a table made up on the spot
+
+Tables are CSV, TSV or Parquet, gzipped or not; `-` is standard input or output.
+`remasker COMMAND --help` explains a command.
+"""
+
+
+class Interrupted(BaseException):
+    """Ctrl-C. Not KeyboardInterrupt, on which the estimator keeps what it has: that suits a
+    notebook, but a command finishes its work or writes nothing.
+    """
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose complaints are one sentence."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong and where the help is."""
+        found = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
+        if found:
+            message += nearest(found[1], re.findall(r"[\w-]+", found[2]))
+        _say(f"{message}; see `{self.prog} --help`")
+        raise SystemExit(2)
+
+
+def build_parser() -> Parser:
+    """The whole command line."""
+    parser = Parser(
+        prog="remasker",
+        description="Fill the gaps in any table.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("--version", action="version", version=f"remasker {remasker.__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    _add_fit(commands)
+    _add_impute(commands)
+    _add_simulate(commands)
+    _add_describe(commands)
+    _add_demo(commands)
+    for module in OTHER_COMMANDS:
+        if importlib.util.find_spec(module) is not None:
+            importlib.import_module(module).add_commands(commands)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the answer is the exit code."""
+    args = build_parser().parse_args(arguments)
+    with _interruptible(), _warnings_as_sentences():
+        try:
+            return args.run(args) or 0
+        except RemaskerError as error:
+            _say(_in_words_of_the_shell(str(error)))
+            return 2
+        except BrokenPipeError:
+            # The reader has gone, and Python would complain again on closing standard output.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 141
+        except Interrupted:
+            _say("interrupted; nothing was written")
+            return 130
+        except MemoryError:
+            _say("not enough memory for this table; try fewer rows or columns")
+            return 2
+
+
+# ---------------------------------------------------------------------- fit
+
+
+def _add_fit(commands: Any) -> None:
+    parser = commands.add_parser(
+        "fit",
+        help="learn from a table and save the model",
+        description="Learn from the observed cells of a table and save the model.",
+        epilog=(
+            "examples:\n"
+            "  remasker fit people.csv -o model\n"
+            "  remasker fit people.csv -o model --exclude price --kinds zip=category --na -999\n"
+            "  remasker fit export.csv -o model --sep ';' --decimal , --encoding latin-1\n"
+            "  remasker fit people.parquet -o model --epochs 300 --members 3 --set dropout=0.1\n"
+        ),
+    )
+    parser.add_argument(
+        "data", metavar="DATA", help="the table, with its gaps; - is standard input"
+    )
+    parser.add_argument("-o", "--output", metavar="MODEL", required=True, help="directory to write")
+    parser.add_argument("--force", action="store_true", help="replace a model that is there")
+    add_reading_options(parser)
+    columns = parser.add_argument_group("columns")
+    columns.add_argument(
+        "--kinds",
+        metavar="COLUMN=KIND",
+        action="append",
+        default=[],
+        help=f"what a column is, where its cells should not decide: {KINDS}; a date may come with "
+        "its format, as in born=datetime:%%d/%%m/%%Y; repeat it for more columns",
+    )
+    columns.add_argument(
+        "--exclude",
+        metavar="COLUMN",
+        action="append",
+        default=[],
+        help="leave a column alone and do not look at it, such as a target; repeat it for more",
+    )
+    columns.add_argument(
+        "--bounds",
+        metavar="observed|COLUMN=LOW:HIGH",
+        action="append",
+        default=[],
+        help="limits of imputed values: those of the observed ones, or per column (either end may "
+        "be left out)",
+    )
+    columns.add_argument(
+        "--text",
+        choices=("ignore", "raise"),
+        default="ignore",
+        help="leave free text and identifiers as they are (default), or refuse them",
+    )
+    model = parser.add_argument_group("model")
+    model.add_argument("--paper", action="store_true", help="the setting of the ReMasker paper")
+    model.add_argument("--epochs", type=int, help="passes over the rows (default: by table size)")
+    model.add_argument("--width", type=int, help="width of the Transformer")
+    model.add_argument("--members", type=int, help="models to average")
+    model.add_argument("--seed", type=int, default=0, help="same seed, same model (default: 0)")
+    model.add_argument(
+        "--set",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="any other parameter of ReMaskerImputer, as in --set encoder_depth=4",
+    )
+    parser.set_defaults(run=fit)
+
+
+def fit(args: argparse.Namespace) -> None:
+    """Fit a model on a table and save it."""
+    from remasker.artifact import MANIFEST
+    from remasker.files import TableFileError
+
+    target = Path(args.output)
+    if target.exists() and not (args.force and (target / MANIFEST).is_file()):
+        way_out = "add --force to replace it" if (target / MANIFEST).is_file() else "it is no model"
+        raise TableFileError(f"{target} exists; {way_out}")
+    kinds = _pairs("--kinds", args.kinds)
+    settings = estimator_settings(args, kinds)
+    imputer = _make_imputer(args.paper, settings)
+    table = open_table(args.data, reading_options(args, kinds))
+    imputer.missing_values = markers(args, table)
+    imputer.fit(table.frame)
+    remember(imputer, args.data, table)
+    imputer.save(target)
+    encoder = imputer.encoder_
+    gaps = int(encoder.gaps(table.frame).sum())
+    _say(
+        f"learned from {len(table.frame)} rows and {len(encoder.modelled)} of "
+        f"{len(encoder.columns)} columns ({gaps} gaps); wrote {target}"
+    )
+
+
+def estimator_settings(args: argparse.Namespace, kinds: dict[str, str]) -> dict[str, Any]:
+    """The parameters of the estimator that the arguments of `fit` give."""
+    settings: dict[str, Any] = {
+        "exclude": tuple(args.exclude),
+        "kinds": {name: kind.partition(":")[0] for name, kind in kinds.items()} or None,
+        "bounds": _bounds(args.bounds),
+        "text": args.text,
+        "random_state": args.seed,
+        "verbose": sys.stderr.isatty(),
+    }
+    for name, value in (
+        ("epochs", args.epochs),
+        ("width", args.width),
+        ("n_members", args.members),
+    ):
+        if value is not None:
+            settings[name] = value
+    own = {"kinds": "--kinds", "exclude": "--exclude", "bounds": "--bounds"}
+    own |= {"missing_values": "--na", "random_state": "--seed", "n_members": "--members"}
+    for name, text in _pairs("--set", args.set).items():
+        if name in own:
+            raise InvalidConfigError(f"--set {name}: use {own[name]}")
+        settings[name] = _literal(text)
+    return settings
+
+
+def _make_imputer(paper: bool, settings: dict[str, Any]) -> ReMaskerImputer:
+    from remasker import ReMaskerImputer
+
+    known = ReMaskerImputer().get_params()
+    for name in settings:
+        if name not in known:
+            raise InvalidConfigError(f"--set: unknown parameter {name!r}{nearest(name, known)}")
+    make = ReMaskerImputer.paper if paper else ReMaskerImputer
+    imputer = make(**settings)
+    imputer._configs()  # Refuse a bad setting before a large table is read.
+    return imputer
+
+
+# ---------------------------------------------------------------------- impute
+
+
+def _add_impute(commands: Any) -> None:
+    parser = commands.add_parser(
+        "impute",
+        help="fill the gaps of a table with a saved model",
+        description="Fill the gaps of a table with a saved model. Observed cells are written back "
+        "exactly as they were; the model knows how to read the columns.",
+        epilog=(
+            "examples:\n"
+            "  remasker impute people.csv -m model -o full.csv\n"
+            "  remasker impute new.csv.gz -m model -o new-full.parquet\n"
+            "  cat new.csv | remasker impute - -m model -o - | head\n"
+        ),
+    )
+    parser.add_argument(
+        "data", metavar="DATA", help="the table, with its gaps; - is standard input"
+    )
+    parser.add_argument("-m", "--model", metavar="MODEL", required=True, help="what `fit` wrote")
+    parser.add_argument(
+        "-o", "--output", metavar="OUT", required=True, help="file to write; - is standard output"
+    )
+    parser.add_argument("--force", action="store_true", help="replace a file that is there")
+    add_reading_options(parser)
+    parser.set_defaults(run=impute)
+
+
+def impute(args: argparse.Namespace) -> None:
+    """Fill the gaps of a table with a saved model."""
+    from remasker import ReMaskerImputer
+    from remasker.files import check_target, write_table
+
+    check_target(args.output, force=args.force)
+    imputer = ReMaskerImputer.load(args.model)
+    encoder = imputer.encoder_
+    table = open_table(args.data, reading_options(args), imputer)
+    if args.na:
+        known = encoder.missing_values
+        encoder.missing_values = [
+            *(known if isinstance(known, list) else []),
+            *markers(args, table),
+        ]
+    before = sum(int(encoder.missing(table.frame[name]).sum()) for name in table.frame.columns)
+    completed = imputer.transform(table.frame)
+    after = sum(int(encoder.missing(completed[name]).sum()) for name in completed.columns)
+    write_table(table, completed, args.output)
+    left = f"; {after} stay in columns that the model leaves alone" if after else ""
+    _say(f"filled {before - after} of {before} gaps in {len(completed)} rows{left}")
+
+
+# ---------------------------------------------------------------------- simulate
+
+
+def _add_simulate(commands: Any) -> None:
+    parser = commands.add_parser(
+        "simulate",
+        help="make gaps in a table, to see how well they can be filled",
+        description="Make gaps in a table. MCAR: anywhere; MAR: depending on other columns; MNAR: "
+        "depending on the hidden values themselves.",
+        epilog=(
+            "example:\n"
+            "  remasker simulate full.csv -o gaps.csv --mechanism MNAR --ratio 0.2 --columns age\n"
+        ),
+    )
+    parser.add_argument("data", metavar="DATA", help="the table; - is standard input")
+    parser.add_argument(
+        "-o", "--output", metavar="OUT", required=True, help="file to write; - is standard output"
+    )
+    parser.add_argument("--force", action="store_true", help="replace a file that is there")
+    parser.add_argument("--mechanism", choices=("MCAR", "MAR", "MNAR"), default="MAR")
+    parser.add_argument("--ratio", type=float, default=0.3, help="share of cells (default: 0.3)")
+    parser.add_argument(
+        "--columns",
+        metavar="COLUMN",
+        action="append",
+        help="make gaps in this column only; repeat it for more",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="same seed, same gaps (default: 0)")
+    add_reading_options(parser)
+    parser.set_defaults(run=simulate)
+
+
+def simulate(args: argparse.Namespace) -> None:
+    """Make gaps in a table."""
+    from remasker import simulate_missing
+    from remasker.files import check_target, write_table
+
+    check_target(args.output, force=args.force)
+    table = open_table(args.data, reading_options(args))
+    holed = simulate_missing(
+        table.frame,
+        mechanism=args.mechanism,
+        ratio=args.ratio,
+        columns=args.columns,
+        random_state=args.seed,
+    )
+    made = int(holed.isna().to_numpy().sum() - table.frame.isna().to_numpy().sum())
+    write_table(table, holed, args.output)
+    _say(f"made {made} gaps in {len(holed)} rows ({args.mechanism}, seed {args.seed})")
+
+
+# ---------------------------------------------------------------------- describe
+
+
+def _add_describe(commands: Any) -> None:
+    parser = commands.add_parser(
+        "describe",
+        help="what is in a table or a model",
+        description="Show the columns of a table, its gaps and what would be done with them; or "
+        "the columns, members and provenance of a saved model.",
+        epilog="examples:\n  remasker describe people.csv\n  remasker describe model\n",
+    )
+    parser.add_argument("path", metavar="DATA|MODEL", help="a table (- is standard input) or model")
+    add_reading_options(parser)
+    parser.add_argument(
+        "--kinds", metavar="COLUMN=KIND", action="append", default=[], help=f"one of {KINDS}"
+    )
+    parser.set_defaults(run=describe)
+
+
+def describe(args: argparse.Namespace) -> None:
+    """Show what is in a table or in a model."""
+    from tuning.describe import describe_model, describe_table
+
+    if Path(args.path).is_dir():
+        lines = describe_model(args.path)
+    else:
+        kinds = _pairs("--kinds", args.kinds)
+        table = open_table(args.path, reading_options(args, kinds))
+        plain_kinds = {name: kind.partition(":")[0] for name, kind in kinds.items()}
+        lines = describe_table(args.path, table, plain_kinds, markers(args, table))
+    print("\n".join(lines), flush=True)
+
+
+# ---------------------------------------------------------------------- demo
+
+
+def _add_demo(commands: Any) -> None:
+    parser = commands.add_parser(
+        "demo",
+        help="see it work on a table made up on the spot",
+        description="Make a table of mixed kinds, hide some of its cells, fill them, and compare "
+        "with the truth and with simpler ways to fill them.",
+    )
+    parser.add_argument("-o", "--output", metavar="DIR", default="demo", help="default: ./demo")
+    parser.add_argument("--force", action="store_true", help="write into a directory that is there")
+    parser.add_argument("--rows", type=int, default=600, help="rows of the table (default: 600)")
+    parser.add_argument("--epochs", type=int, default=None, help="as in `remasker fit`")
+    parser.set_defaults(run=demo)
+
+
+def demo(args: argparse.Namespace) -> None:
+    """Show the whole way on a table of the project's own."""
+    from tuning.demo import run_demo
+
+    for line in run_demo(Path(args.output), args.rows, args.epochs, force=args.force):
+        print(line, flush=True)
+
+
+# ---------------------------------------------------------------------- reading tables
+
+
+def add_reading_options(parser: argparse.ArgumentParser) -> None:
+    """The options of every command that reads a table."""
+    group = parser.add_argument_group("reading text files")
+    group.add_argument(
+        "--sep", metavar="SIGN", help="separator, such as ';' or tab (default: look)"
+    )
+    group.add_argument("--decimal", metavar="SIGN", help="decimal sign: . or , (default: look)")
+    group.add_argument("--encoding", metavar="NAME", help="such as latin-1 (default: utf-8)")
+    group.add_argument(
+        "--na",
+        metavar="TEXT",
+        action="append",
+        default=[],
+        help="a cell with this text is a gap, besides empty, NA, N/A, NaN, null, None and ?; "
+        "repeat it for more",
+    )
+    group.add_argument(
+        "--only-na",
+        action="store_true",
+        help="only empty cells and those named with --na are gaps",
+    )
+
+
+def reading_options(args: argparse.Namespace, kinds: dict[str, str] | None = None) -> TextOptions:
+    """What the options of `add_reading_options` say."""
+    from remasker.files import TextOptions
+
+    return TextOptions(
+        separator=args.sep,
+        decimal=args.decimal,
+        encoding=args.encoding,
+        na_values=tuple(args.na),
+        default_na=not args.only_na,
+        kinds=kinds or {},
+    )
+
+
+def open_table(
+    path: str, options: TextOptions, imputer: ReMaskerImputer | None = None
+) -> TextTable | ParquetTable:
+    """Read a table, as the file a model was fitted on was read, and say what is odd about it."""
+    from remasker.files import read_table
+
+    if imputer is None:
+        table = read_table(path, options)
+    else:
+        remembered = imputer.provenance_.get("file")
+        table = read_table(path, options, columns=imputer.encoder_.columns, remembered=remembered)
+    for note in getattr(table, "notes", ()):
+        _say(f"warning: {note}")
+    return table
+
+
+def remember(imputer: ReMaskerImputer, path: str, table: TextTable | ParquetTable) -> None:
+    """Let a fitted model remember how its file was written; `open_table` asks for it."""
+    imputer.provenance_["file"] = {"name": Path(path).name, **table.memory}
+
+
+def markers(args: argparse.Namespace, table: TextTable | ParquetTable) -> list[Any]:
+    """What `--na` means for a table: a text file has taken it in already."""
+    from remasker.files import TextTable
+
+    if isinstance(table, TextTable):
+        return []
+    found = [_literal(text) for text in args.na]
+    return [*args.na, *(value for value in found if not isinstance(value, str))]
+
+
+def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
+    """``NAME=VALUE`` arguments; a name may hold ``=``, a value may not."""
+    pairs = {}
+    for text in given:
+        name, sign, value = text.rpartition("=")
+        if not sign or not name:
+            raise InvalidConfigError(f"{option}: expected NAME=VALUE, got {text!r}")
+        pairs[name] = value
+    return pairs
+
+
+def _bounds(given: Sequence[str]) -> str | dict[str, tuple[Any, Any]] | None:
+    if not given:
+        return None
+    if "observed" in given:
+        if len(given) > 1:
+            raise InvalidConfigError("--bounds: give either observed or COLUMN=LOW:HIGH")
+        return "observed"
+    bounds = {}
+    for name, text in _pairs("--bounds", given).items():
+        low, sign, high = text.partition(":")
+        if not sign:
+            raise InvalidConfigError(f"--bounds: expected COLUMN=LOW:HIGH, got {name}={text}")
+        bounds[name] = (_literal(low) if low else None, _literal(high) if high else None)
+    return bounds
+
+
+def _literal(text: str) -> Any:
+    """A number, true, false or none; anything else is text.
+
+    >>> [_literal(text) for text in ("3", "0.1", "true", "none", "all")]
+    [3, 0.1, True, None, 'all']
+    """
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+    return value if isinstance(value, int | float) else text
+
+
+# ---------------------------------------------------------------------- speaking
+
+
+def _say(sentence: str) -> None:
+    print(f"remasker: {sentence}", file=sys.stderr, flush=True)
+
+
+def _in_words_of_the_shell(message: str) -> str:
+    """The library's messages name its parameters; here they are options.
+
+    >>> _in_words_of_the_shell("list it in missing_values, or name the column in exclude")
+    'list it with --na, or name the column with --exclude'
+    """
+    message = re.sub(r"kinds=\{'(.*?)': '(\w+)'\}", r"--kinds \1=\2", message)
+    for name, option in (("missing_values", "na"), ("exclude", "exclude"), ("kinds", "kinds")):
+        message = re.sub(rf"\bin {name}\b", f"with --{option}", message)
+        message = re.sub(rf"^{name}\b", f"--{option}", message)
+    return re.sub(r"^bounds\b", "--bounds", message)
+
+
+@contextlib.contextmanager
+def _warnings_as_sentences() -> Iterator[None]:
+    def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+        if category is UserWarning:
+            _say(f"warning: {_in_words_of_the_shell(str(message))}")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        warnings.showwarning = show
+        yield
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    def interrupt(*_: Any) -> NoReturn:
+        raise Interrupted
+
+    try:
+        before = signal.getsignal(signal.SIGINT)
+        if before is signal.SIG_IGN:  # started in the background: leave it so
+            yield
+            return
+        signal.signal(signal.SIGINT, interrupt)
+    except ValueError:  # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
