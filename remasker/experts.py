@@ -24,10 +24,14 @@ from remasker.table import EncodedTable
 
 #: The first stage: (values, visible) -> a soft prediction of every cell from the visible ones.
 Predict = Callable[[np.ndarray, np.ndarray], np.ndarray]
+#: The same for rows of the training table, whose numbers come third, by models that never saw them.
+HonestPredict = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 MODEL = "remasker"
 #: A column with fewer observed cells than this is left to the model.
 MIN_OBSERVED = 20
+#: With more incomplete columns than this there is one round: a further one costs their square.
+MAX_CHAINED = 16
 #: Rows completed at a time, so that memory stays bounded.
 CHUNK_ROWS = 4096
 QUANTILES = np.linspace(0, 1, 101)
@@ -247,16 +251,19 @@ def fit_experts(
     table: EncodedTable,
     predict: Predict | None,
     *,
-    honest: Predict | None = None,
+    honest: HonestPredict | None = None,
     config: ExpertsConfig | None = None,
     seed: int = 0,
 ) -> Experts:
     """Fit experts to the columns of `table` that have gaps.
 
     `predict` is the first stage; None starts from the columns' means and stacks experts alone.
-    `honest` predicts the rows of `table`, in their order, by models that were not trained on the
-    row at hand; without it the model's weight is judged by cells it was trained on, so it is
-    overrated.
+    `honest` predicts rows of `table` by models that were not trained on them; without it the
+    model is judged by cells that it was trained on, and overrated.
+
+    Where column j is a target, it is hidden while the rest of its row is completed. Otherwise the
+    other gaps of the row would be filled with knowledge of the very value that is to be predicted
+    from them, and experts would trust filled cells that tell nothing where j is really missing.
 
     >>> rng = np.random.default_rng(0)
     >>> values = rng.normal(size=(80, 1)) + 0.1 * rng.normal(size=(80, 3))
@@ -271,53 +278,49 @@ def fit_experts(
     """
     config = config or ExpertsConfig()
     random_state = np.random.default_rng([seed, 1])
-    whole, honest = table, honest or predict
-    rows = np.arange(len(table))
-    if len(table) > 2 * config.max_rows:
-        rows = np.sort(random_state.permutation(len(table))[: 2 * config.max_rows])
-        table = EncodedTable(
-            values=whole.values[rows],
-            observed=whole.observed[rows],
-            n_categories=whole.n_categories,
-        )
     known, shown = _known(table)
     prior = known.sum(axis=0) / np.maximum(1, shown.sum(axis=0))
-    base = _first_guess(table, predict, prior)
-    current = np.where(shown, known, base)
+    at = places(table.n_categories)
     counts = table.observed.sum(axis=0)
     columns = np.flatnonzero((counts < len(table)) & (counts >= MIN_OBSERVED)).tolist()
     folds = random_state.permutation(np.arange(len(table)) % config.n_folds)
-    at = places(table.n_categories)
-    own: dict[int, np.ndarray] = {}
-    chosen: dict[int, np.ndarray] = {}
+    lessons = []
     for j in columns:
-        chosen[j] = np.sort(
-            random_state.permutation(np.flatnonzero(table.observed[:, j]))[: config.max_rows]
-        )
-        if honest is not None:
-            own[j] = _unaided(whole, rows[chosen[j]], j, honest)[:, at[j]]
+        rows = random_state.permutation(np.flatnonzero(table.observed[:, j]))[: config.max_rows]
+        lessons.append(_lesson(table, np.sort(rows), j, predict, honest, prior))
     rounds: list[tuple[ColumnStack, ...]] = []
     judged: list[dict[str, Any]] = []
     residuals = np.full((len(at), len(QUANTILES)), np.nan)
-    for r in range(config.rounds):
+    # Each round completes the rows of every column anew by the experts of all others.
+    n_rounds = config.rounds if len(columns) <= MAX_CHAINED else 1
+    for r in range(n_rounds):
         stacks = []
         judged.clear()
-        for j in columns:
+        for j, lesson in zip(columns, lessons, strict=True):
+            targets = known[lesson.rows, at[j]]
             stack, record, unseen = _fit_column(
                 j,
-                np.delete(current[chosen[j]], at[j], axis=1),
-                known[chosen[j], at[j]],
-                own.get(j),
-                folds[chosen[j]],
+                np.delete(lesson.soft, at[j], axis=1),
+                targets,
+                None if predict is None else lesson.base[:, at[j]],
+                folds[lesson.rows],
                 np.random.default_rng([seed, 2, r, j]),
                 config,
             )
             stacks.append(stack)
             judged.append(record)
+            lesson.own = unseen
             if not table.n_categories[j]:
-                residuals[j] = np.quantile(known[chosen[j], at[j]] - unseen, QUANTILES)
+                residuals[j] = np.quantile(targets - unseen, QUANTILES)
         rounds.append(tuple(stacks))
-        current = _improve(current, base, table.observed, rounds[-1], table.n_categories)
+        if r + 1 < n_rounds:
+            for j, lesson in zip(columns, lessons, strict=True):
+                others = tuple(stack for stack in stacks if stack.column != j)
+                visible = table.observed[lesson.rows]
+                lesson.soft = _improve(
+                    lesson.soft, lesson.base, visible, others, table.n_categories
+                )
+                lesson.soft[:, at[j]] = lesson.own
     return Experts(
         config=config,
         n_categories=table.n_categories,
@@ -328,12 +331,37 @@ def fit_experts(
     )
 
 
-def _unaided(table: EncodedTable, rows: np.ndarray, j: int, honest: Predict) -> np.ndarray:
-    """What the model says of column j where it is observed but hidden from the model."""
-    hidden = np.zeros_like(table.observed)
-    hidden[:, j] = True
-    shown = table.hide(hidden)
-    return honest(shown.values, shown.observed)[rows]
+@dataclass(kw_only=True)
+class _Lesson:
+    """The rows from which one column is learned, completed without a look at that column."""
+
+    rows: np.ndarray
+    base: np.ndarray
+    soft: np.ndarray
+    own: np.ndarray
+
+
+def _lesson(
+    table: EncodedTable,
+    rows: np.ndarray,
+    j: int,
+    predict: Predict | None,
+    honest: HonestPredict | None,
+    prior: np.ndarray,
+) -> _Lesson:
+    visible = table.observed[rows]
+    visible[:, j] = False
+    shown = EncodedTable(
+        values=np.where(visible, table.values[rows], 0),
+        observed=visible,
+        n_categories=table.n_categories,
+    )
+    if honest is not None:
+        base = honest(shown.values, shown.observed, rows)
+    else:
+        base = _first_guess(shown, predict, prior)
+    known, cells = _known(shown)
+    return _Lesson(rows=rows, base=base, soft=np.where(cells, known, base), own=base[:, :0])
 
 
 def _fit_column(
