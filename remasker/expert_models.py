@@ -40,7 +40,7 @@ class ExpertsConfig:
     n_folds: int = 5
     #: Trees of a column, all folds together.
     n_trees: int = 100
-    min_leaf: int = 2
+    min_leaf: int = 1
     #: No expert learns from more rows than this; the Gaussian process, cubic in them, from fewer.
     max_rows: int = 5000
     max_smooth_rows: int = 1200
@@ -382,7 +382,7 @@ def _negative_likelihood(
     gradient[width + 1] = 2 * (slope * linear).sum()
     gradient[width + 2] = 2 * noise * np.trace(slope)
     # Few rows must not carve a narrow valley out of many inputs: length scales stay near the prior.
-    trust = np.r_[np.ones(width), 0.2, 0.2, 0.2]
+    trust = np.r_[np.full(width, 0.3), 0.2, 0.2, 0.2]
     value = 0.5 * (weights * outputs).sum() / n_outputs + half_log_determinant
     value += 0.5 * float(trust @ (settings - prior) ** 2)
     return value, gradient + trust * (settings - prior)

@@ -356,10 +356,12 @@ def _lesson(
         observed=visible,
         n_categories=table.n_categories,
     )
+    base = _first_guess(shown, predict, prior)
     if honest is not None:
-        base = honest(shown.values, shown.observed, rows)
-    else:
-        base = _first_guess(shown, predict, prior)
+        # Gaps are filled by the same models as at work; only the target's own prediction has to
+        # come from models that were not trained on it.
+        place = places(table.n_categories)[j]
+        base[:, place] = honest(shown.values, shown.observed, rows)[:, place]
     known, cells = _known(shown)
     return _Lesson(rows=rows, base=base, soft=np.where(cells, known, base), own=base[:, :0])
 
