@@ -118,6 +118,8 @@ def fit_trees(
 ) -> tuple[Arrays, np.ndarray]:
     """Extremely randomised trees, a forest per fold; together they are the forest that is kept."""
     names = np.unique(folds)
+    # scikit-learn wants a single target flat.
+    goals = targets[:, 0] if targets.shape[1] == 1 else targets
     per_fold = max(1, config.n_trees // len(names))
     unseen = np.empty_like(targets)
     kept = []
@@ -126,7 +128,7 @@ def fit_trees(
             n_estimators=per_fold,
             min_samples_leaf=config.min_leaf,
             random_state=int(random_state.integers(2**31 - 1)),
-        ).fit(inputs[folds != fold], targets[folds != fold])
+        ).fit(inputs[folds != fold], goals[folds != fold])
         arrays = _flatten([tree.tree_ for tree in forest.estimators_])
         unseen[folds == fold] = predict_trees(arrays, inputs[folds == fold])
         kept.append(arrays)
