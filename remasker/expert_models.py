@@ -1,8 +1,8 @@
 """The experts themselves: small regressors that are plain arrays once they are fitted.
 
-Each is a pair of functions. ``fit(inputs, targets, folds, random_state, config)`` returns arrays and
-the prediction of every row by a model that has not seen it; ``predict(arrays, inputs)`` needs the
-arrays only, so an expert lives in a safetensors file and needs no pickle. Targets are n × m: one
+Each is a pair of functions. ``fit(inputs, targets, folds, random_state, config)`` returns arrays
+and the prediction of every row by a model that has not seen it; ``predict(arrays, inputs)`` needs
+the arrays only, so an expert lives in a safetensors file and needs no pickle. Targets are n × m: one
 column for a number, one per level for a category, whose predictions are then probabilities.
 """
 
@@ -36,7 +36,8 @@ class ExpertsConfig:
     """
 
     experts: tuple[str, ...] = ("ridge", "trees", "neighbours", "smooth")
-    rounds: int = 2
+    rounds: int = 3
+    start: str = "mean"
     n_folds: int = 5
     #: Trees of a column, all folds together.
     n_trees: int = 100
@@ -76,7 +77,7 @@ def fit_ridge(
     """A linear model; its penalty is the one whose leave-one-out error is smallest."""
     n = len(inputs)
     center, mean = inputs.mean(axis=0), targets.mean(axis=0)
-    left, singular, right = np.linalg.svd(inputs - center, full_matrices=False)
+    left, singular, _ = np.linalg.svd(inputs - center, full_matrices=False)
     along = left.T @ (targets - mean)
     best = (np.inf, 1.0)
     for penalty in n * np.logspace(-4, 1, 11):
@@ -290,7 +291,7 @@ def fit_smooth(
     mean, spread = targets.mean(axis=0), np.maximum(targets.std(axis=0), 1e-9)
     shifted, outputs = inputs - center, (targets - mean) / spread
     n, width = shifted.shape
-    # Length scales, then the sizes of the smooth part, the linear part and the noise, in logarithms.
+    # Logarithms of the length scales and of the sizes of smooth part, linear part and noise.
     start = np.r_[np.full(width, np.log(1.5 * np.sqrt(width))), -0.3, -1.0, -1.0]
     some = random_state.permutation(n)[:400]
     found = minimize(

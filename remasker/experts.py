@@ -80,9 +80,7 @@ def harden(soft: np.ndarray, n_categories: tuple[int, ...]) -> np.ndarray:
 def _known(table: EncodedTable) -> tuple[np.ndarray, np.ndarray]:
     """The soft table of what is observed, and which of its cells that is."""
     n_categories = table.n_categories
-    levels = [
-        np.eye(k)[table.values[:, j].astype(int)] for j, k in enumerate(n_categories) if k
-    ]
+    levels = [np.eye(k)[table.values[:, j].astype(int)] for j, k in enumerate(n_categories) if k]
     probabilities = np.concatenate(levels, axis=1) if levels else np.zeros((len(table), 0))
     soft = soften(table.values, probabilities, n_categories)
     return soft, np.repeat(table.observed, [max(1, k) for k in n_categories], axis=1)
@@ -123,7 +121,7 @@ class Experts:
     n_categories: tuple[int, ...]
     prior: np.ndarray
     rounds: tuple[tuple[ColumnStack, ...], ...]
-    #: d × 101: quantiles of (truth - prediction) for observed numbers nobody had seen; NaN elsewhere
+    #: d × 101: quantiles of (truth - prediction) of unseen observed numbers; NaN for other columns
     residuals: np.ndarray
     #: One record per column with experts; see `weights_table`.
     judged: tuple[dict[str, Any], ...]
@@ -141,10 +139,15 @@ class Experts:
             )
             known, shown = _known(part)
             base = _first_guess(part, predict, self.prior)
-            current = np.where(shown, known, base)
+            current = np.where(shown, known, base if self.config.start == MODEL else self.prior)
+            last = current
             for stacks in self.rounds:
-                current = _improve(current, base, part.observed, stacks, self.n_categories)
-            result[rows] = current
+                last, current = (
+                    current,
+                    _improve(current, base, part.observed, stacks, self.n_categories),
+                )
+            # Rounds differ by the luck of their draws: two of them are better than the last.
+            result[rows] = (last + current) / 2 if len(self.rounds) > 2 else current
         return result
 
     def impute(self, table: EncodedTable, predict: Predict | None) -> np.ndarray:
@@ -199,7 +202,9 @@ class Experts:
                 judged=tuple(manifest["judged"]),
             )
         except (KeyError, TypeError) as error:
-            raise ArtifactError(f"the experts are damaged ({error}); save the model again") from error
+            raise ArtifactError(
+                f"the experts are damaged ({error}); save the model again"
+            ) from error
 
 
 def _read_stack(tensors: Mapping[str, np.ndarray], r: int, entry: Mapping[str, Any]) -> ColumnStack:
@@ -224,7 +229,7 @@ def _read_stack(tensors: Mapping[str, np.ndarray], r: int, entry: Mapping[str, A
 def _first_guess(table: EncodedTable, predict: Predict | None, prior: np.ndarray) -> np.ndarray:
     if predict is None:
         return np.tile(prior, (len(table), 1))
-    return predict(table.values, table.observed)
+    return np.array(predict(table.values, table.observed), dtype=np.float64)
 
 
 def _improve(
@@ -287,7 +292,7 @@ def fit_experts(
     lessons = []
     for j in columns:
         rows = random_state.permutation(np.flatnonzero(table.observed[:, j]))[: config.max_rows]
-        lessons.append(_lesson(table, np.sort(rows), j, predict, honest, prior))
+        lessons.append(_lesson(table, np.sort(rows), j, predict, honest, prior, config))
     rounds: list[tuple[ColumnStack, ...]] = []
     judged: list[dict[str, Any]] = []
     residuals = np.full((len(at), len(QUANTILES)), np.nan)
@@ -348,6 +353,7 @@ def _lesson(
     predict: Predict | None,
     honest: HonestPredict | None,
     prior: np.ndarray,
+    config: ExpertsConfig,
 ) -> _Lesson:
     visible = table.observed[rows]
     visible[:, j] = False
@@ -363,7 +369,12 @@ def _lesson(
         place = places(table.n_categories)[j]
         base[:, place] = honest(shown.values, shown.observed, rows)[:, place]
     known, cells = _known(shown)
-    return _Lesson(rows=rows, base=base, soft=np.where(cells, known, base), own=base[:, :0])
+    return _Lesson(
+        rows=rows,
+        base=base,
+        soft=np.where(cells, known, base if config.start == MODEL else prior),
+        own=base[:, :0],
+    )
 
 
 def _fit_column(
