@@ -1,0 +1,405 @@
+"""The experts themselves: small regressors that are plain arrays once they are fitted.
+
+Each is a pair of functions. ``fit(inputs, targets, folds, random_state, config)`` returns arrays
+and the prediction of every row by a model that has not seen it; ``predict(arrays, inputs)`` needs
+the arrays only, so an expert lives in a safetensors file and needs no pickle. Targets are n × m: one
+column for a number, one per level for a category, whose predictions are then probabilities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import lapack
+from scipy.optimize import minimize
+from sklearn.ensemble import ExtraTreesRegressor
+
+from remasker.errors import InvalidConfigError, check_integer, check_number, nearest
+
+Arrays = dict[str, np.ndarray]
+
+#: Rows compared with the stored ones at a time, so that memory stays bounded.
+CHUNK_ROWS = 1024
+NEIGHBOURS = (1, 2, 3, 5, 8, 12, 20)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsConfig:
+    """Which experts, how large, how often.
+
+    >>> ExpertsConfig(experts=("rigde",))
+    Traceback (most recent call last):
+    remasker.errors.InvalidConfigError: experts: expected some of 'ridge', 'trees', 'neighbours', \
+'smooth', got 'rigde'; did you mean 'ridge'?
+    """
+
+    experts: tuple[str, ...] = ("ridge", "trees", "neighbours", "smooth")
+    rounds: int = 3
+    start: str = "mean"
+    n_folds: int = 5
+    #: Trees of a column, all folds together.
+    n_trees: int = 100
+    min_leaf: int = 1
+    #: No expert learns from more rows than this; the Gaussian process, cubic in them, from fewer.
+    max_rows: int = 5000
+    max_smooth_rows: int = 1200
+    #: Pseudo-observations that pull the weights of the stack towards the column's mean.
+    shrinkage: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name in self.experts:
+            if name not in EXPERTS:
+                raise InvalidConfigError(
+                    f"experts: expected some of {', '.join(map(repr, EXPERTS))}, "
+                    f"got {name!r}{nearest(name, EXPERTS)}"
+                )
+        check_integer("rounds", self.rounds, 1)
+        check_integer("n_folds", self.n_folds, 2)
+        check_integer("n_trees", self.n_trees, 1)
+        check_integer("min_leaf", self.min_leaf, 1)
+        check_integer("max_rows", self.max_rows, 10)
+        check_integer("max_smooth_rows", self.max_smooth_rows, 10)
+        check_number("shrinkage", self.shrinkage, 0.0, 1e6)
+
+
+# ---------------------------------------------------------------------- ridge
+
+
+def fit_ridge(
+    inputs: np.ndarray,
+    targets: np.ndarray,
+    folds: np.ndarray,
+    random_state: np.random.Generator,
+    config: ExpertsConfig,
+) -> tuple[Arrays, np.ndarray]:
+    """A linear model; its penalty is the one whose leave-one-out error is smallest."""
+    n = len(inputs)
+    center, mean = inputs.mean(axis=0), targets.mean(axis=0)
+    left, singular, _ = np.linalg.svd(inputs - center, full_matrices=False)
+    along = left.T @ (targets - mean)
+    best = (np.inf, 1.0)
+    for penalty in n * np.logspace(-4, 1, 11):
+        kept = singular**2 / (singular**2 + penalty)
+        leverage = np.minimum((left**2 * kept).sum(axis=1) + 1 / n, 0.99)
+        error = (targets - mean - left @ (kept[:, None] * along)) / (1 - leverage)[:, None]
+        best = min(best, (float((error**2).mean()), penalty))
+    penalty = best[1]
+
+    def solve(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        middle, level = inputs[rows].mean(axis=0), targets[rows].mean(axis=0)
+        shifted = inputs[rows] - middle
+        gram = shifted.T @ shifted + penalty * len(rows) / n * np.eye(inputs.shape[1])
+        slope = np.linalg.solve(gram, shifted.T @ (targets[rows] - level))
+        return slope, level - middle @ slope
+
+    unseen = np.empty_like(targets)
+    for fold in np.unique(folds):
+        slope, offset = solve(np.flatnonzero(folds != fold))
+        unseen[folds == fold] = inputs[folds == fold] @ slope + offset
+    slope, offset = solve(np.arange(n))
+    return {"slope": slope, "offset": offset}, unseen
+
+
+def predict_ridge(arrays: Arrays, inputs: np.ndarray) -> np.ndarray:
+    """The linear model at work."""
+    return inputs @ arrays["slope"] + arrays["offset"]
+
+
+# ---------------------------------------------------------------------- trees
+
+
+def fit_trees(
+    inputs: np.ndarray,
+    targets: np.ndarray,
+    folds: np.ndarray,
+    random_state: np.random.Generator,
+    config: ExpertsConfig,
+) -> tuple[Arrays, np.ndarray]:
+    """Extremely randomised trees, a forest per fold; together they are the forest that is kept."""
+    names = np.unique(folds)
+    # scikit-learn wants a single target flat.
+    goals = targets[:, 0] if targets.shape[1] == 1 else targets
+    per_fold = max(1, config.n_trees // len(names))
+    unseen = np.empty_like(targets)
+    kept = []
+    for fold in names:
+        forest = ExtraTreesRegressor(
+            n_estimators=per_fold,
+            min_samples_leaf=config.min_leaf,
+            random_state=int(random_state.integers(2**31 - 1)),
+        ).fit(inputs[folds != fold], goals[folds != fold])
+        arrays = _flatten([tree.tree_ for tree in forest.estimators_])
+        unseen[folds == fold] = predict_trees(arrays, inputs[folds == fold])
+        kept.append(arrays)
+    return _join(kept), unseen
+
+
+def _flatten(trees: list) -> Arrays:
+    """scikit-learn's trees as arrays: `feature` < 0 is a leaf; a left child follows its parent."""
+    parts: dict[str, list[np.ndarray]] = {k: [] for k in ("feature", "threshold", "right", "value")}
+    start, leaves = 0, 0
+    roots = []
+    for tree in trees:
+        leaf = tree.children_left < 0
+        # `right` of a leaf is the row of `value` that it answers with.
+        right = np.where(leaf, leaves + np.cumsum(leaf) - 1, tree.children_right + start)
+        parts["feature"].append(np.where(leaf, -1, tree.feature).astype(np.int16))
+        parts["threshold"].append(np.where(leaf, 0, tree.threshold).astype(np.float32))
+        parts["right"].append(right.astype(np.int32))
+        parts["value"].append(tree.value[leaf, :, 0].astype(np.float32))
+        roots.append(start)
+        start, leaves = start + len(leaf), leaves + int(leaf.sum())
+    arrays = {name: np.concatenate(part) for name, part in parts.items()}
+    return {**arrays, "roots": np.array(roots, dtype=np.int32)}
+
+
+def _join(forests: list[Arrays]) -> Arrays:
+    nodes, leaves = 0, 0
+    joined = []
+    for forest in forests:
+        leaf = forest["feature"] < 0
+        right = forest["right"] + np.where(leaf, leaves, nodes).astype(np.int32)
+        joined.append({**forest, "right": right, "roots": forest["roots"] + np.int32(nodes)})
+        nodes, leaves = nodes + len(leaf), leaves + int(leaf.sum())
+    return {name: np.concatenate([part[name] for part in joined]) for name in forests[0]}
+
+
+def predict_trees(arrays: Arrays, inputs: np.ndarray) -> np.ndarray:
+    """Walk all rows down all trees at once, a level at a time."""
+    feature, threshold = arrays["feature"], arrays["threshold"]
+    right, value = arrays["right"], arrays["value"]
+    roots = arrays["roots"]
+    result = np.empty((len(inputs), value.shape[1]))
+    rows_at_once = max(1, 400_000 // len(roots))
+    for start in range(0, len(inputs), rows_at_once):
+        part = np.ascontiguousarray(inputs[start : start + rows_at_once], dtype=np.float32)
+        width = part.shape[1]
+        flat = part.ravel()
+        node = np.tile(roots, len(part))
+        offset = np.repeat(np.arange(len(part)) * width, len(roots))
+        going = np.arange(len(node))
+        while len(going):
+            here = node[going]
+            split = feature[here]
+            inner = split >= 0
+            going, here, split = going[inner], here[inner], split[inner]
+            low = flat[offset[going] + split] <= threshold[here]
+            node[going] = np.where(low, here + 1, right[here])
+        leaf = right[node].reshape(len(part), len(roots))
+        result[start : start + rows_at_once] = value[leaf].mean(axis=1)
+    return result
+
+
+# ---------------------------------------------------------------------- nearest rows
+
+
+def fit_neighbours(
+    inputs: np.ndarray,
+    targets: np.ndarray,
+    folds: np.ndarray,
+    random_state: np.random.Generator,
+    config: ExpertsConfig,
+) -> tuple[Arrays, np.ndarray]:
+    """Nearest rows, near ones counting more; how many, and in which metric, is cross-validated.
+
+    The metrics: all inputs alike, or each as much as it correlates with the target.
+    """
+    spread = np.maximum(inputs.std(axis=0), 1e-9)[:, None] * np.maximum(targets.std(axis=0), 1e-9)
+    covariance = (inputs - inputs.mean(axis=0)).T @ (targets - targets.mean(axis=0)) / len(inputs)
+    correlation = np.abs(covariance / spread).max(axis=1)
+    best: tuple[float, int, np.ndarray, np.ndarray] | None = None
+    for metric in (np.ones(inputs.shape[1]), correlation + 0.02):
+        scaled = inputs * metric
+        unseen = np.empty((len(NEIGHBOURS), *targets.shape))
+        for fold in np.unique(folds):
+            known = folds != fold
+            near, far = _nearest(scaled[known], scaled[~known])
+            for i, k in enumerate(NEIGHBOURS):
+                unseen[i, ~known] = _average(targets[known], near, far, k)
+        errors = ((unseen - targets) ** 2).mean(axis=(1, 2))
+        i = int(errors.argmin())
+        if best is None or errors[i] < best[0]:
+            best = (float(errors[i]), i, metric, unseen[i])
+    assert best is not None
+    _, i, metric, chosen = best
+    arrays = {
+        "metric": metric,
+        "reference": (inputs * metric).astype(np.float32),
+        "targets": targets.astype(np.float32),
+        "n_neighbours": np.array([NEIGHBOURS[i]]),
+    }
+    return arrays, chosen
+
+
+def predict_neighbours(arrays: Arrays, inputs: np.ndarray) -> np.ndarray:
+    """The average of the nearest stored rows."""
+    k = int(arrays["n_neighbours"][0])
+    near, far = _nearest(arrays["reference"].astype(np.float64), inputs * arrays["metric"], k)
+    return _average(arrays["targets"], near, far, k)
+
+
+def _nearest(
+    reference: np.ndarray, queries: np.ndarray, k: int = NEIGHBOURS[-1]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Indices and distances of the k nearest, nearest first."""
+    k = min(k, len(reference))
+    near = np.empty((len(queries), k), dtype=np.int64)
+    far = np.empty((len(queries), k))
+    for start in range(0, len(queries), CHUNK_ROWS):
+        part = slice(start, start + CHUNK_ROWS)
+        squared = _squared_distances(queries[part], reference)
+        some = np.argpartition(squared, k - 1, axis=1)[:, :k]
+        values = np.take_along_axis(squared, some, axis=1)
+        order = np.argsort(values, axis=1, kind="stable")
+        near[part] = np.take_along_axis(some, order, axis=1)
+        far[part] = np.sqrt(np.take_along_axis(values, order, axis=1))
+    return near, far
+
+
+def _average(targets: np.ndarray, near: np.ndarray, far: np.ndarray, k: int) -> np.ndarray:
+    k = min(k, near.shape[1])
+    weight = 1 / (far[:, :k] + 0.05 * far[:, k - 1 : k] + 1e-6)
+    weight /= weight.sum(axis=1, keepdims=True)
+    return np.einsum("nk,nkm->nm", weight, targets[near[:, :k]])
+
+
+def _squared_distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    squared = (a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1) - 2 * a @ b.T
+    return np.maximum(squared, 0, out=squared)
+
+
+# ---------------------------------------------------------------------- Gaussian process
+
+_ROOT3 = np.sqrt(3.0)
+
+
+def fit_smooth(
+    inputs: np.ndarray,
+    targets: np.ndarray,
+    folds: np.ndarray,
+    random_state: np.random.Generator,
+    config: ExpertsConfig,
+) -> tuple[Arrays, np.ndarray]:
+    """A Gaussian process: a linear part plus a Matérn-3/2 with a length scale per input.
+
+    Hyperparameters maximise the penalised marginal likelihood of at most 400 rows. Predictions of
+    unseen rows come in closed form from the inverse kernel matrix: nothing is fitted again.
+    """
+    center = inputs.mean(axis=0)
+    mean, spread = targets.mean(axis=0), np.maximum(targets.std(axis=0), 1e-9)
+    shifted, outputs = inputs - center, (targets - mean) / spread
+    n, width = shifted.shape
+    # Logarithms of the length scales and of the sizes of smooth part, linear part and noise.
+    start = np.r_[np.full(width, np.log(1.5 * np.sqrt(width))), -0.3, -1.0, -1.0]
+    some = random_state.permutation(n)[:400]
+    found = minimize(
+        _negative_likelihood,
+        start,
+        args=(shifted[some], outputs[some], start),
+        jac=True,
+        method="L-BFGS-B",
+        bounds=[(-3, 6)] * width + [(-5, 3), (-5, 3), (-4, 1)],
+        options={"maxiter": 30},
+    )
+    settings = found.x
+    used = np.sort(random_state.permutation(n)[: config.max_smooth_rows])
+    inverse = _inverse(_noisy_kernel(shifted[used], settings))[0]
+    weights = inverse @ outputs[used]
+    arrays = {
+        "center": center,
+        "reference": shifted[used].astype(np.float32),
+        "settings": settings,
+        "weights": weights * spread,
+        "mean": mean,
+    }
+    # Rows beyond the limit were not seen by anyone.
+    unseen = np.empty_like(targets)
+    rest = np.setdiff1d(np.arange(n), used)
+    unseen[rest] = predict_smooth(arrays, inputs[rest])
+    for fold in np.unique(folds[used]):
+        block = np.flatnonzero(folds[used] == fold)
+        surprise = np.linalg.solve(inverse[np.ix_(block, block)], weights[block])
+        unseen[used[block]] = targets[used[block]] - surprise * spread
+    return arrays, unseen
+
+
+def predict_smooth(arrays: Arrays, inputs: np.ndarray) -> np.ndarray:
+    """The posterior mean."""
+    reference = arrays["reference"].astype(np.float64)
+    result = np.empty((len(inputs), len(arrays["mean"])))
+    for start in range(0, len(inputs), CHUNK_ROWS):
+        part = inputs[start : start + CHUNK_ROWS] - arrays["center"]
+        smooth, linear, _ = _kernel(part, reference, arrays["settings"])
+        result[start : start + CHUNK_ROWS] = (smooth + linear) @ arrays["weights"] + arrays["mean"]
+    return result
+
+
+def _kernel(
+    a: np.ndarray, b: np.ndarray, settings: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Smooth part, linear part, and the decay that the gradient needs again."""
+    width = a.shape[1]
+    lengths = np.exp(settings[:width])
+    distance = _ROOT3 * np.sqrt(_squared_distances(a / lengths, b / lengths))
+    decay = np.exp(2 * settings[width] - distance)
+    linear = np.exp(2 * settings[width + 1]) / width * (a @ b.T)
+    return (1 + distance) * decay, linear, decay
+
+
+def _noisy_kernel(inputs: np.ndarray, settings: np.ndarray) -> np.ndarray:
+    smooth, linear, _ = _kernel(inputs, inputs, settings)
+    kernel = smooth + linear
+    kernel[np.diag_indices(len(kernel))] += np.exp(2 * settings[-1]) + 1e-6
+    return kernel
+
+
+def _inverse(kernel: np.ndarray) -> tuple[np.ndarray, float]:
+    """Inverse of a positive definite matrix and half the logarithm of its determinant."""
+    root = np.linalg.cholesky(kernel)
+    inverse, _ = lapack.dpotri(root, lower=1)
+    return np.tril(inverse) + np.tril(inverse, -1).T, float(np.log(np.diag(root)).sum())
+
+
+def _negative_likelihood(
+    settings: np.ndarray, inputs: np.ndarray, outputs: np.ndarray, prior: np.ndarray
+) -> tuple[float, np.ndarray]:
+    """With its gradient; averaged over the outputs, which share one kernel."""
+    n, width = inputs.shape
+    smooth, linear, decay = _kernel(inputs, inputs, settings)
+    kernel = smooth + linear
+    noise = np.exp(2 * settings[-1])
+    kernel[np.diag_indices(n)] += noise + 1e-6
+    inverse, half_log_determinant = _inverse(kernel)
+    weights = inverse @ outputs
+    n_outputs = outputs.shape[1]
+    slope = 0.5 * (inverse - weights @ weights.T / n_outputs)
+    pull = 3 * slope * decay
+    scaled = inputs / np.exp(settings[:width])
+    gradient = np.empty_like(settings)
+    gradient[:width] = 2 * (
+        (pull.sum(axis=1)[:, None] * scaled**2).sum(axis=0) - (scaled * (pull @ scaled)).sum(axis=0)
+    )
+    gradient[width] = 2 * (slope * smooth).sum()
+    gradient[width + 1] = 2 * (slope * linear).sum()
+    gradient[width + 2] = 2 * noise * np.trace(slope)
+    # Few rows must not carve a narrow valley out of many inputs: length scales stay near the prior.
+    trust = np.r_[np.full(width, 0.3), 0.2, 0.2, 0.2]
+    value = 0.5 * (weights * outputs).sum() / n_outputs + half_log_determinant
+    value += 0.5 * float(trust @ (settings - prior) ** 2)
+    return value, gradient + trust * (settings - prior)
+
+
+Fit = Callable[
+    [np.ndarray, np.ndarray, np.ndarray, np.random.Generator, ExpertsConfig],
+    tuple[Arrays, np.ndarray],
+]
+Predict = Callable[[Arrays, np.ndarray], np.ndarray]
+
+EXPERTS: dict[str, tuple[Fit, Predict]] = {
+    "ridge": (fit_ridge, predict_ridge),
+    "trees": (fit_trees, predict_trees),
+    "neighbours": (fit_neighbours, predict_neighbours),
+    "smooth": (fit_smooth, predict_smooth),
+}

@@ -1,0 +1,251 @@
+"""The second stage: experts, their stack, and their way to disk and back."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load, save
+from scipy.optimize import check_grad
+from sklearn.ensemble import ExtraTreesRegressor
+
+from remasker import expert_models
+from remasker.errors import ArtifactError, InvalidConfigError
+from remasker.expert_models import EXPERTS, ExpertsConfig
+from remasker.experts import Experts, fit_experts, places
+from remasker.table import EncodedTable
+
+SMALL = ExpertsConfig(n_trees=10, rounds=2)
+
+
+def mixed_table(
+    n: int = 150, seed: int = 0, missing: float = 0.3
+) -> tuple[EncodedTable, np.ndarray]:
+    """Two numbers and a category that know each other, one number that nobody knows."""
+    rng = np.random.default_rng(0)
+    a = rng.normal(size=n)
+    b = np.sin(2 * a) + 0.1 * rng.normal(size=n)
+    level = (a > -0.5).astype(int) + (a > 0.5)
+    truth = np.stack([a, b, level, rng.normal(size=n)], axis=1).astype(np.float32)
+    observed = rng.random(truth.shape) >= missing
+    observed[:, 3] |= ~observed.any(axis=1)
+    values = np.where(observed, truth, 0).astype(np.float32)
+    return EncodedTable(values=values, observed=observed, n_categories=(0, 0, 3, 0)), truth
+
+
+@pytest.fixture(scope="module")
+def fitted() -> tuple[EncodedTable, np.ndarray, Experts]:
+    table, truth = mixed_table()
+    return table, truth, fit_experts(table, None, config=SMALL)
+
+
+def test_better_than_the_mean_for_numbers_and_categories(fitted):
+    table, truth, experts = fitted
+    completed = experts.impute(table, None)
+    gaps = ~table.observed
+    for j in (0, 1):
+        assert ((completed - truth)[gaps[:, j], j] ** 2).mean() < 0.6 * truth[:, j].var()
+    hits = (completed[:, 2] == truth[:, 2])[gaps[:, 2]].mean()
+    assert hits > 1.2 * np.bincount(truth[:, 2].astype(int)).max() / len(truth)
+
+
+def test_observed_cells_stay_and_probabilities_are_proper(fitted):
+    table, _, experts = fitted
+    assert np.array_equal(experts.impute(table, None)[table.observed], table.values[table.observed])
+    chances = experts.complete(table, None)[:, places(table.n_categories)[2]]
+    assert chances.min() >= 0
+    assert np.allclose(chances.sum(axis=1), 1)
+
+
+def test_rows_do_not_influence_each_other(fitted):
+    table, _, experts = fitted
+    whole = experts.complete(table, None)
+    some = np.array([5, 3, 77])
+    part = EncodedTable(
+        values=table.values[some], observed=table.observed[some], n_categories=table.n_categories
+    )
+    assert np.allclose(experts.complete(part, None), whole[some])
+
+
+def test_same_seed_same_result(fitted):
+    table, _, experts = fitted
+    again = fit_experts(table, None, config=SMALL)
+    other = fit_experts(table, None, config=SMALL, seed=1)
+    assert np.array_equal(again.complete(table, None), experts.complete(table, None))
+    assert not np.array_equal(other.complete(table, None), experts.complete(table, None))
+
+
+def test_to_disk_and_back_without_pickle(fitted):
+    table, _, experts = fitted
+    tensors, manifest = experts.to_tensors()
+    back = Experts.from_tensors(load(save(tensors)), json.loads(json.dumps(manifest)))
+    assert np.array_equal(back.complete(table, None), experts.complete(table, None))
+    assert back.weights_table() == experts.weights_table()
+    assert np.array_equal(back.residuals, experts.residuals, equal_nan=True)
+
+
+def test_damaged_file_is_an_artifact_error(fitted):
+    tensors, manifest = fitted[2].to_tensors()
+    del tensors["prior"]
+    with pytest.raises(ArtifactError, match="damaged"):
+        Experts.from_tensors(tensors, manifest)
+
+
+def test_residuals_are_those_of_unseen_cells(fitted):
+    table, _, experts = fitted
+    assert np.isnan(experts.residuals[2]).all()
+    noise = experts.residuals[3]
+    # Nothing predicts the last column: its residuals are as wide as the column.
+    spread = table.values[table.observed[:, 3], 3].std()
+    assert 0.8 * 1.64 * spread < noise[95] < 1.25 * 1.64 * spread
+
+
+@pytest.mark.parametrize("missing", [0.3, 0.7])
+def test_noise_is_left_at_the_mean(missing):
+    rng = np.random.default_rng(3)
+    truth = rng.normal(size=(200, 5)).astype(np.float32)
+    observed = rng.random(truth.shape) >= missing
+    table = EncodedTable(
+        values=np.where(observed, truth, 0), observed=observed, n_categories=(0,) * 5
+    )
+    completed = fit_experts(table, None, config=SMALL).impute(table, None)
+    means = truth.sum(axis=0, where=observed) / observed.sum(axis=0)
+    error = ((completed - truth)[~observed] ** 2).mean()
+    assert error < 1.04 * ((means - truth)[~observed] ** 2).mean()
+
+
+def oracle(truth: np.ndarray, noise: float):
+    """A first stage that knows the numbers of the training rows, or nothing but noise."""
+    rng = np.random.default_rng(9)
+    said = truth + noise * rng.normal(size=truth.shape)
+
+    def predict(values, visible):
+        return said[: len(values)].astype(float)
+
+    return predict, lambda values, visible, rows: said[rows].astype(float)
+
+
+@pytest.mark.parametrize(("noise", "helps"), [(0.02, True), (30.0, False)])
+def test_the_model_is_weighed_by_what_it_knows(noise, helps):
+    rng = np.random.default_rng(4)
+    truth = rng.normal(size=(150, 3))
+    observed = rng.random(truth.shape) >= 0.3
+    table = EncodedTable(
+        values=np.where(observed, truth, 0), observed=observed, n_categories=(0, 0, 0)
+    )
+    config = ExpertsConfig(experts=("ridge",), rounds=1)
+    predict, honest = oracle(truth, noise)
+    experts = fit_experts(table, lambda v, o: predict(v, o)[: len(v)], honest=honest, config=config)
+    for record in experts.weights_table():
+        if helps:
+            assert record["weights"]["remasker"] > 0.9
+            assert record["gain"] > 2 * record["gain_standard_error"]
+        else:
+            assert record["weights"].get("remasker", 0) < 0.1
+            assert record["gain"] < 2 * record["gain_standard_error"]
+
+
+def test_the_target_is_hidden_from_the_first_stage():
+    table, _ = mixed_table(60)
+    seen = []
+
+    def predict(values, visible):
+        seen.append(visible.copy())
+        return np.zeros((len(values), 6)) + 1 / 3
+
+    fit_experts(table, predict, config=ExpertsConfig(experts=("ridge",), rounds=1))
+    assert [bool(v[:, j].any()) for j, v in enumerate(seen)] == [False] * 4
+
+
+def test_columns_without_experts_are_the_models():
+    table, _ = mixed_table()
+    observed = table.observed.copy()
+    observed[:, 0] = True
+    full = EncodedTable(values=table.values, observed=observed, n_categories=table.n_categories)
+    experts = fit_experts(full, None, config=SMALL)
+    assert 0 not in [record["column"] for record in experts.weights_table()]
+    assert np.isfinite(experts.complete(table, None)).all()
+
+
+def test_learning_is_bounded_on_large_tables():
+    table, _ = mixed_table(400)
+    config = ExpertsConfig(n_trees=5, max_rows=100, max_smooth_rows=50, rounds=1)
+    tensors, _ = fit_experts(table, None, config=config).to_tensors()
+    sizes = {len(a) for name, a in tensors.items() if name.endswith("reference")}
+    assert max(sizes) <= 100
+
+
+def test_a_complete_or_nearly_empty_table_has_no_experts():
+    table, _ = mixed_table(10)
+    experts = fit_experts(table, None, config=SMALL)
+    assert experts.weights_table() == []
+    assert np.isfinite(experts.complete(table, None)).all()
+
+
+def test_misspelt_expert_is_answered():
+    with pytest.raises(InvalidConfigError, match="did you mean 'trees'"):
+        ExpertsConfig(experts=("tres",))
+
+
+# ---------------------------------------------------------------------- the experts themselves
+
+
+def regression(n: int = 120, m: int = 2) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(n, 3))
+    targets = np.stack([np.sin(inputs[:, 0]), inputs[:, 1] ** 2], axis=1)[:, :m]
+    return inputs, targets + 0.05 * rng.normal(size=(n, m)), np.arange(n) % 5
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_unseen_predictions_do_not_know_their_targets(name):
+    inputs, targets, folds = regression()
+    fit, predict = EXPERTS[name]
+    config = ExpertsConfig(n_trees=20)
+    arrays, unseen = fit(inputs, targets, folds, np.random.default_rng(0), config)
+    assert predict(arrays, inputs).shape == unseen.shape == targets.shape
+    noise = np.random.default_rng(1).normal(size=targets.shape)
+    _, unseen = fit(inputs, noise, folds, np.random.default_rng(0), config)
+    assert np.corrcoef(unseen.ravel(), noise.ravel())[0, 1] < 0.2
+
+
+def test_trees_agree_with_scikit_learn():
+    inputs, targets, _ = regression()
+    inputs = inputs.astype(np.float32)
+    forest = ExtraTreesRegressor(10, random_state=0).fit(inputs, targets)
+    arrays = expert_models._flatten([tree.tree_ for tree in forest.estimators_])
+    assert np.allclose(
+        expert_models.predict_trees(arrays, inputs), forest.predict(inputs), atol=1e-5
+    )
+    twice = expert_models._join([arrays, arrays])
+    assert np.allclose(
+        expert_models.predict_trees(twice, inputs), forest.predict(inputs), atol=1e-5
+    )
+
+
+def test_gaussian_process_gradient():
+    inputs, targets, _ = regression(30)
+    start = np.r_[np.zeros(3), -0.3, -1.0, -1.0]
+    point = start + 0.1
+
+    def value(s):
+        return expert_models._negative_likelihood(s, inputs, targets, start)[0]
+
+    def gradient(s):
+        return expert_models._negative_likelihood(s, inputs, targets, start)[1]
+
+    assert check_grad(value, gradient, point) < 1e-3
+
+
+def test_gaussian_process_closed_form_is_leaving_out():
+    inputs, targets, folds = regression(60, 1)
+    arrays, unseen = expert_models.fit_smooth(
+        inputs, targets, folds, np.random.default_rng(0), ExpertsConfig()
+    )
+    out = folds == 0
+    shifted = inputs - arrays["center"]
+    kernel = expert_models._noisy_kernel(shifted, arrays["settings"])
+    outputs = targets - arrays["mean"]
+    direct = kernel[np.ix_(out, ~out)] @ np.linalg.solve(kernel[np.ix_(~out, ~out)], outputs[~out])
+    assert np.allclose(unseen[out], direct + arrays["mean"], atol=1e-4)
