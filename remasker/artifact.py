@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from remasker.errors import ArtifactError, RemaskerError, make_config
+from remasker.experts import Experts
 from remasker.inference import Ensemble
 from remasker.model import ModelConfig
 from remasker.table import TableEncoder
@@ -72,6 +73,11 @@ def save_artifact(
     for index, member in enumerate(ensemble.members):
         for name, tensor in member.weights.items():
             tensors[f"{index}.{name}"] = np.ascontiguousarray(tensor.numpy())
+    if ensemble.experts is not None:
+        arrays, manifest["experts"] = ensemble.experts.to_tensors()
+        tensors |= {f"experts.{name}": array for name, array in arrays.items()}
+        if ensemble.tightening is not None:
+            tensors["tightening"] = ensemble.tightening
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -139,6 +145,12 @@ def load_artifact(
             )
             member.build(n_categories)
             members.append(member)
+        experts = None
+        if manifest.get("experts") is not None:
+            mine = {
+                k.removeprefix("experts."): v for k, v in tensors.items() if k[:8] == "experts."
+            }
+            experts = Experts.from_tensors(mine, manifest["experts"])
         residuals = tensors["residuals"]
         if residuals.shape[0] != len(n_categories):
             raise ValueError(f"residuals of {residuals.shape[0]} columns")
@@ -148,7 +160,12 @@ def load_artifact(
             reason = "the weights do not fit the configuration"
         raise ArtifactError(f"{source} is damaged ({reason}); save the model again") from error
     ensemble = Ensemble(
-        members=tuple(members), n_categories=n_categories, residuals=residuals, device=device
+        members=tuple(members),
+        n_categories=n_categories,
+        residuals=residuals,
+        experts=experts,
+        tightening=tensors.get("tightening"),
+        device=device,
     )
     return encoder, ensemble, manifest
 

@@ -2,8 +2,8 @@
 
 Each is a pair of functions. ``fit(inputs, targets, folds, random_state, config)`` returns arrays
 and the prediction of every row by a model that has not seen it; ``predict(arrays, inputs)`` needs
-the arrays only, so an expert lives in a safetensors file and needs no pickle. Targets are n × m: one
-column for a number, one per level for a category, whose predictions are then probabilities.
+the arrays only, so an expert lives in a safetensors file and needs no pickle. Targets are n × m:
+one column for a number, one per level for a category, whose predictions are then probabilities.
 """
 
 from __future__ import annotations

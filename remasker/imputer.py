@@ -25,6 +25,7 @@ from remasker.errors import (
     check_integer,
     check_number,
 )
+from remasker.experts import fit_experts
 from remasker.holdout import hold_out
 from remasker.inference import Ensemble, normal_residuals
 from remasker.model import ModelConfig
@@ -55,6 +56,7 @@ PAPER = {
     "validation_fraction": 0.0,
     "patience": None,
     "n_members": 1,
+    "experts": None,
 }
 
 
@@ -87,7 +89,10 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
         Observed cells set aside to keep the best epoch and to calibrate intervals and draws; stop
         after `patience` epochs without improvement (None: never).
     n_members
-        Models to average.
+        Models to average; None: three with experts, two without.
+    experts : {"auto", None}
+        Whether a second stage of classical experts, weighed per column by cells that neither they
+        nor the models have seen, has the last word on point estimates; None is pure ReMasker.
     scaling : {"standard", "minmax"}
     kinds
         ``{column: kind}`` where the dtype should not decide: "number", "integer", "category",
@@ -112,7 +117,7 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
     Examples
     --------
     >>> table = pd.DataFrame({"a": [1.5, 2.5, None, 4.5], "b": ["x", "y", "x", None]})
-    >>> imputer = ReMaskerImputer(epochs=5, width=8, random_state=0)
+    >>> imputer = ReMaskerImputer(epochs=5, width=8, random_state=0, experts=None)
     >>> imputer.fit_transform(table).isna().sum().sum()
     np.int64(0)
     """
@@ -144,7 +149,8 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
         average: float = TrainingConfig.average,
         patience: int | None = TrainingConfig.patience,
         validation_fraction: float = 0.1,
-        n_members: int = 1,
+        n_members: int | None = None,
+        experts: str | None = "auto",
         scaling: str = "standard",
         kinds: Mapping[Hashable, str] | None = None,
         exclude: Sequence[Hashable] = (),
@@ -182,6 +188,7 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
         self.patience = patience
         self.validation_fraction = validation_fraction
         self.n_members = n_members
+        self.experts = experts
         self.scaling = scaling
         self.kinds = kinds
         self.exclude = exclude
@@ -247,7 +254,10 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
 
     def _configs(self) -> tuple[ModelConfig, TrainingConfig]:
         check_number("validation_fraction", self.validation_fraction, 0.0, 0.5)
-        check_integer("n_members", self.n_members, 1)
+        if self.n_members is not None:
+            check_integer("n_members", self.n_members, 1)
+        if self.experts is not None:
+            check_choice("experts", self.experts, ("auto",))
         check_choice("device", str(self.device).split(":")[0], ("auto", "cpu", "cuda", "mps"))
         settings = self.get_params(deep=False)
         model_config = ModelConfig(**{f.name: settings[f.name] for f in fields(ModelConfig)})
@@ -269,46 +279,65 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
     ) -> Ensemble:
         device = resolve_device(self.device)
         n_columns = table.values.shape[1]
+        n_members = self._n_members()
+        random = np.random.default_rng(seed)
+        # With experts every member leaves out a fold of rows, so that each row has a member that
+        # can speak of it honestly; without, some cells, so that together they have seen all.
+        folds = random.permutation(np.arange(len(table)) % n_members)
+        held_out = np.zeros((n_members, *table.observed.shape), dtype=bool)
         members: list[Member] = []
-        held_out = np.zeros((self.n_members, *table.observed.shape), dtype=bool)
-        if table.observed.any():
-            random = np.random.default_rng(seed)
-            with progress(bool(self.verbose), self.n_members) as tell:
-                for k in range(self.n_members):
-                    # Every member leaves out other cells: together they have seen all.
-                    if self.validation_fraction:
-                        held_out[k] = hold_out(table.observed, self.validation_fraction, random)
-                    trainer = Trainer(
-                        table,
-                        model_config,
-                        training_config,
-                        held_out=held_out[k],
-                        seed=seed + k,
-                        device=device,
+        with progress(bool(self.verbose), n_members) as tell:
+            for k in range(n_members if table.observed.any() else 0):
+                hidden, rows = held_out[k], np.ones(len(table), dtype=bool)
+                if self.validation_fraction:
+                    hidden |= hold_out(table.observed, self.validation_fraction, random)
+                if self._with_experts and n_members > 1:
+                    rows = folds != k
+                    hidden[rows] = False
+                trainer = Trainer(
+                    table.take(rows),
+                    model_config,
+                    training_config,
+                    held_out=hidden[rows],
+                    seed=seed + k,
+                    device=device,
+                )
+                try:
+                    for report in trainer.epochs():
+                        tell(k, report)
+                except KeyboardInterrupt:
+                    if trainer.epoch == 0 and not members:
+                        raise
+                    warnings.warn(
+                        f"interrupted after epoch {trainer.epoch} of {trainer.n_epochs}; "
+                        "keeping the best state so far",
+                        stacklevel=3,
                     )
-                    try:
-                        for report in trainer.epochs():
-                            tell(k, report)
-                    except KeyboardInterrupt:
-                        if trainer.epoch == 0 and not members:
-                            raise
-                        warnings.warn(
-                            f"interrupted after epoch {trainer.epoch} of {trainer.n_epochs}; "
-                            "keeping the best state so far",
-                            stacklevel=3,
-                        )
-                        if trainer.epoch:
-                            members.append(trainer.member())
-                        break
-                    members.append(trainer.member())
+                    if trainer.epoch:
+                        members.append(trainer.member())
+                    break
+                members.append(trainer.member())
         ensemble = Ensemble(
             members=tuple(members),
             n_categories=table.n_categories,
             residuals=normal_residuals(n_columns),
             device=device,
         )
+        if self._with_experts and len(members) == n_members > 1:
+            ensemble.experts = fit_experts(
+                table, ensemble.soft, honest=ensemble.honest(folds), seed=seed
+            )
         ensemble.calibrate(table, held_out[: len(members)])
         return ensemble
+
+    @property
+    def _with_experts(self) -> bool:
+        return self.experts is not None
+
+    def _n_members(self) -> int:
+        if self.n_members is not None:
+            return self.n_members
+        return 3 if self._with_experts else 2
 
     # ------------------------------------------------------------------ imputing
 
@@ -327,7 +356,7 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
         """Completed tables drawn from the predictive distribution: multiple imputation.
 
         >>> table = pd.DataFrame({"a": [1.5, 2.5, None, 4.5], "b": [2.0, 3.0, 4.0, 5.5]})
-        >>> imputer = ReMaskerImputer(epochs=5, width=8, random_state=0).fit(table)
+        >>> imputer = ReMaskerImputer(epochs=5, width=8, random_state=0, experts=None).fit(table)
         >>> [len(drawn) for drawn in imputer.draw(table, n_draws=3, random_state=0)]
         [4, 4, 4]
         """
@@ -347,7 +376,7 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
         One column per modelled numeric column, in its own units; observed cells are their own ends.
 
         >>> table = pd.DataFrame({"a": [1.5, 2.5, None, 4.5], "b": [2.0, 3.0, 4.0, 5.5]})
-        >>> imputer = ReMaskerImputer(epochs=5, width=8, random_state=0).fit(table)
+        >>> imputer = ReMaskerImputer(epochs=5, width=8, random_state=0, experts=None).fit(table)
         >>> low, high = imputer.intervals(table)
         >>> bool(low.loc[2, "a"] < high.loc[2, "a"])
         True
@@ -369,7 +398,7 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
         An observed cell has chance 1 of what it is.
 
         >>> table = pd.DataFrame({"a": [1.5, 2.5, None, 4.5], "b": ["x", "y", "x", None]})
-        >>> imputer = ReMaskerImputer(epochs=5, width=8, random_state=0).fit(table)
+        >>> imputer = ReMaskerImputer(epochs=5, width=8, random_state=0, experts=None).fit(table)
         >>> imputer.probabilities(table)["b"].round(3).loc[0].to_dict()
         {'x': 1.0, 'y': 0.0}
         """
@@ -470,7 +499,7 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
 
         >>> import tempfile
         >>> table = pd.DataFrame({"a": [1.5, 2.5, None, 4.5], "b": [2.0, 3.0, 4.0, 5.5]})
-        >>> imputer = ReMaskerImputer(epochs=5, width=8, random_state=0).fit(table)
+        >>> imputer = ReMaskerImputer(epochs=5, width=8, random_state=0, experts=None).fit(table)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = imputer.save(folder + "/model")
         ...     same = ReMaskerImputer.load(path).transform(table)

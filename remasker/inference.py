@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from remasker.experts import Experts, HonestPredict, harden, soften
 from remasker.model import MaskedAutoencoder
 from remasker.table import EncodedTable
 from remasker.training import Member
@@ -37,6 +38,10 @@ class Ensemble:
     n_categories: tuple[int, ...]
     #: d × 101: quantiles of held-out (truth - value) / scale, which make intervals and draws honest
     residuals: np.ndarray
+    #: The second stage, which has the last word on point estimates.
+    experts: Experts | None = None
+    #: d: how much smaller than the models' the experts' held-out errors are, at most 1
+    tightening: np.ndarray | None = None
     device: str = "cpu"
     _models: list[MaskedAutoencoder] = field(default_factory=list, repr=False)
 
@@ -84,14 +89,46 @@ class Ensemble:
             rows = slice(start, start + BATCH_ROWS)
             yield rows, self.predict(table.values[rows], table.observed[rows])
 
+    def soft(self, values: np.ndarray, visible: np.ndarray) -> np.ndarray:
+        """The models' prediction as the second stage wants it; see `remasker.experts`."""
+        table = EncodedTable(values=values, observed=visible, n_categories=self.n_categories)
+        parts = [
+            soften(p.value, p.probabilities, self.n_categories) for _, p in self.batches(table)
+        ]
+        return (
+            np.concatenate(parts)
+            if parts
+            else np.zeros((0, sum(max(1, k) for k in self.n_categories)))
+        )
+
+    def complete(self, table: EncodedTable) -> np.ndarray:
+        """The soft prediction of every cell by both stages."""
+        if self.experts is not None:
+            return self.experts.complete(table, self.soft)
+        return self.soft(table.values, table.observed)
+
     def impute(self, table: EncodedTable) -> np.ndarray:
         """The most likely value of every cell: a scaled number, or the code of a level."""
-        result = np.empty(table.values.shape, dtype=np.float32)
-        for rows, predicted in self.batches(table):
-            result[rows] = predicted.value
-            for j, place in self.levels:
-                result[rows, j] = predicted.probabilities[:, place].argmax(axis=1)
-        return result
+        return harden(self.complete(table), self.n_categories)
+
+    def honest(self, folds: np.ndarray) -> HonestPredict:
+        """Predictions of training rows, each by the member that left out the row's fold."""
+        members = [self.alone(index) for index in range(len(self.members))]
+
+        def predict(values: np.ndarray, visible: np.ndarray, rows: np.ndarray) -> np.ndarray:
+            said = np.empty((len(rows), sum(max(1, k) for k in self.n_categories)))
+            for fold, member in enumerate(members):
+                mine = folds[rows] == fold
+                said[mine] = member.soft(values[mine], visible[mine])
+            return said
+
+        return predict
+
+    def alone(self, index: int) -> Ensemble:
+        """One member by itself, without experts."""
+        models = self._models[index : index + 1]
+        member = self.members[index : index + 1]
+        return replace(self, members=member, experts=None, tightening=None, _models=models)
 
     def intervals(self, table: EncodedTable, level: float) -> tuple[np.ndarray, np.ndarray]:
         """Lower and upper ends that hold `level` of the truth; 0 for categories."""
@@ -101,8 +138,11 @@ class Ensemble:
         )
         bounds = np.empty((2, *table.values.shape), dtype=np.float64)
         for rows, predicted in self.batches(table):
-            bounds[0, rows] = predicted.value + predicted.scale * low
-            bounds[1, rows] = predicted.value + predicted.scale * high
+            bounds[0, rows] = predicted.scale * low
+            bounds[1, rows] = predicted.scale * high
+        if self.tightening is not None:
+            bounds *= self.tightening
+        bounds += self.impute(table)
         bounds[:, :, [j for j, _ in self.levels]] = 0
         return bounds[0], bounds[1]
 
@@ -112,8 +152,22 @@ class Ensemble:
         """Complete the table `n_draws` times, each time column after column.
 
         A drawn cell is shown to the model before the next column is drawn, so that columns which
-        are missing together keep their correlation.
+        are missing together keep their correlation. Experts move the middle of the models' draws
+        to their own estimate and narrow them to their own error.
         """
+        draws = self._draw(table, n_draws, random_state)
+        if self.experts is None or self.tightening is None:
+            yield from draws
+            return
+        theirs, ours = self.impute(table), replace(self, experts=None).impute(table)
+        numeric = np.array(self.n_categories) == 0
+        for drawn in draws:
+            moved = theirs + self.tightening * (drawn - ours)
+            yield np.where(numeric & ~table.observed, moved, drawn).astype(np.float32)
+
+    def _draw(
+        self, table: EncodedTable, n_draws: int, random_state: np.random.Generator
+    ) -> Iterator[np.ndarray]:
         missing = ~table.observed
         rates = missing.mean(axis=0)
         columns = np.flatnonzero(rates)[np.argsort(rates[rates > 0], kind="stable")]
@@ -158,20 +212,22 @@ class Ensemble:
         Each member is asked about the cells that it has not trained on. Columns with few of them
         lean on the others: residuals come in units of the predicted scale, so they can be pooled.
         """
-        outcomes = []
+        outcomes, errors = [], []
         for index, hidden in enumerate(held_out):
             rows = hidden.any(axis=1)
-            alone = replace(self, members=self.members[index : index + 1], _models=[])
+            alone = self.alone(index)
             part = table.hide(hidden)
             part = replace(part, values=part.values[rows], observed=part.observed[rows])
-            outcome = np.full(part.values.shape, np.nan)
+            outcome, missed = np.empty((2, *part.values.shape))
             for batch, predicted in alone.batches(part):
-                truth = table.values[rows][batch]
-                outcome[batch] = (truth - predicted.value) / predicted.scale
+                missed[batch] = table.values[rows][batch] - predicted.value
+                outcome[batch] = missed[batch] / predicted.scale
             outcomes.append(np.where(hidden[rows], outcome, np.nan))
+            errors.append(np.where(hidden[rows], missed, np.nan))
         if not outcomes:
             return
         outcome = np.concatenate(outcomes)
+        self._tighten(np.concatenate(errors))
         numeric = np.array(self.n_categories) == 0
         pooled = outcome[:, numeric]
         pooled = pooled[np.isfinite(pooled)]
@@ -184,6 +240,17 @@ class Ensemble:
             self.residuals[j] = (1 - trust) * common + (
                 trust * np.quantile(own, QUANTILES) if len(own) else 0
             )
+
+    def _tighten(self, errors: np.ndarray) -> None:
+        """Compare the models' held-out errors with those that the experts made on unseen cells."""
+        if self.experts is None:
+            return
+        self.tightening = np.ones(len(self.n_categories))
+        for j, quantiles in enumerate(self.experts.residuals):
+            own = errors[np.isfinite(errors[:, j]), j]
+            if len(own) >= 20 and np.isfinite(quantiles).all():
+                ratio = np.sqrt((quantiles**2).mean() / max((own**2).mean(), 1e-12))
+                self.tightening[j] = min(1.0, float(ratio))
 
 
 def normal_residuals(n_columns: int) -> np.ndarray:

@@ -95,6 +95,17 @@ class EncodedTable:
     def __len__(self) -> int:
         return len(self.values)
 
+    def take(self, rows: np.ndarray) -> EncodedTable:
+        """Some of the rows: a boolean per row, or their numbers.
+
+        >>> table = EncodedTable(
+        ...     values=np.eye(2), observed=np.ones((2, 2), dtype=bool), n_categories=(0, 0)
+        ... )
+        >>> table.take(np.array([False, True])).values.tolist()
+        [[0.0, 1.0]]
+        """
+        return replace(self, values=self.values[rows], observed=self.observed[rows])
+
     def hide(self, hidden: np.ndarray) -> EncodedTable:
         """The same table with more cells missing.
 

@@ -19,7 +19,15 @@ from remasker import InvalidConfigError, InvalidTableError, ReMaskerImputer
 from remasker.model import ModelConfig
 from remasker.training import TrainingConfig
 
-TINY = {"width": 8, "encoder_depth": 1, "decoder_depth": 1, "epochs": 3, "random_state": 0}
+TINY = {
+    "width": 8,
+    "encoder_depth": 1,
+    "decoder_depth": 1,
+    "epochs": 3,
+    "experts": None,
+    "n_members": 1,
+    "random_state": 0,
+}
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +56,13 @@ def fitted(table):
 def learned(table):
     """A model that has really learned: slow enough to be shared."""
     return ReMaskerImputer(
-        width=16, encoder_depth=1, decoder_depth=1, epochs=60, learning_rate=5e-3, random_state=0
+        width=16,
+        encoder_depth=1,
+        decoder_depth=1,
+        epochs=60,
+        learning_rate=5e-3,
+        random_state=0,
+        experts=None,
     ).fit(table)
 
 
@@ -166,7 +180,13 @@ def test_intervals_hold_the_point_estimate_and_about_their_level(table):
     hidden = random.random(600) < 0.3
     gappy = truth.assign(y=truth["y"].mask(hidden))
     imputer = ReMaskerImputer(
-        width=16, encoder_depth=1, decoder_depth=1, epochs=40, learning_rate=5e-3, random_state=0
+        width=16,
+        encoder_depth=1,
+        decoder_depth=1,
+        epochs=40,
+        learning_rate=5e-3,
+        random_state=0,
+        experts=None,
     ).fit(gappy)
     low, high = imputer.intervals(gappy, level=0.9)
     point = imputer.transform(gappy)
