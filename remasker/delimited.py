@@ -440,12 +440,14 @@ def _as_levels(column: pd.Series, fitted: Column) -> pd.Series:
     """Texts as the levels of a model that was fitted on a table with other levels than text."""
     if all(isinstance(level, str) for level in fitted.categories):
         return column
-    levels = {str(level): level for level in fitted.categories}
+    levels: dict[Any, Any] = {
+        float(level): level for level in fitted.categories if not isinstance(level, str)
+    }
     levels |= {str(level).lower(): level for level in fitted.categories if isinstance(level, bool)}
-    numbers = {float(level): level for level in fitted.categories if not isinstance(level, str)}
+    levels |= {str(level): level for level in fitted.categories}
     return pd.Series(
         [
-            None if pd.isna(text) else levels.get(text, numbers.get(_number(text) or 0.0, text))
+            None if pd.isna(text) else levels.get(text, levels.get(_number(text), text))
             for text in column
         ],
         dtype=object,

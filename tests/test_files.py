@@ -199,6 +199,16 @@ def test_what_a_model_remembers_drives_reading(tmp_path: Path) -> None:
     assert text == "zip,x,t\n123,3.00,01.02.2020\n124,3.00,06.05.2020\n"
 
 
+def test_levels_of_a_model_that_was_not_fitted_on_text(tmp_path: Path) -> None:
+    from remasker.table import TableEncoder
+
+    frame = pd.DataFrame({"n": [0, 1, 0], "b": [True, False, True]})
+    columns = TableEncoder(kinds={"n": "category"}).fit(frame).columns
+    new = read_table(put(tmp_path, "n,b\n1.0,TRUE\nother,\n,false\n0,true\n"), columns=columns)
+    assert new.frame["n"].tolist() == [1, "other", None, 0]
+    assert new.frame["b"].tolist() == [True, pd.NA, False, True]
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
