@@ -92,7 +92,8 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
         Models to average; None: three with experts, two without.
     experts : {"auto", None}
         Whether a second stage of classical experts, weighed per column by cells that neither they
-        nor the models have seen, has the last word on point estimates; None is pure ReMasker.
+        nor the models have seen, has the last word on point estimates (it takes at least two
+        members); None is pure ReMasker.
     scaling : {"standard", "minmax"}
     kinds
         ``{column: kind}`` where the dtype should not decide: "number", "integer", "category",

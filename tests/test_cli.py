@@ -19,7 +19,7 @@ from tuning.cli import main
 
 PROJECT = Path(__file__).resolve().parent.parent
 TINY = ["--epochs", "1", "--width", "8", "--set", "heads=2", "--set", "encoder_depth=1"]
-TINY += ["--set", "decoder_depth=1", "--set", "device=cpu"]
+TINY += ["--set", "decoder_depth=1", "--set", "device=cpu", "--members", "1"]
 TABLE = (
     "id,zip,age,paid,since,city\n"
     "p-01,007,31,true,2020-01-31,Rome\n"

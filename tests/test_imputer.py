@@ -324,3 +324,48 @@ def test_import_is_light():
         "assert not {'ray', 'optuna'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# ---------------------------------------------------------------------- the second stage
+
+
+@pytest.fixture(scope="module")
+def with_experts(table):
+    return ReMaskerImputer(**{**TINY, "experts": "auto", "n_members": None}).fit(table)
+
+
+def test_experts_keep_every_promise(with_experts, table, tmp_path):
+    completed = with_experts.transform(table)
+    assert not completed.isna().any(axis=None)
+    assert completed.dtypes.equals(table.dtypes)
+    pd.testing.assert_frame_equal(completed.where(table.notna()), table.where(table.notna()))
+    loaded = ReMaskerImputer.load(with_experts.save(tmp_path / "model"))
+    pd.testing.assert_frame_equal(loaded.transform(table), completed)
+    alone = pd.concat([with_experts.transform(table.iloc[[i]]) for i in range(10)])
+    assert np.abs(alone["x"] - completed["x"].iloc[:10]).max() < 1e-5 * table["x"].std()
+
+
+def test_experts_find_what_an_untrained_model_misses(with_experts, table):
+    hidden = table["double"].notna() & table["x"].notna()
+    asked = table[hidden].assign(double=np.nan)
+    error = with_experts.transform(asked)["double"] - table.loc[hidden, "double"]
+    assert np.sqrt((error**2).mean()) < 0.3 * table["double"].std()
+
+
+def test_draws_and_intervals_follow_the_experts(with_experts, table):
+    low, high = with_experts.intervals(table)
+    point = with_experts.transform(table)
+    gap = table["double"].isna()
+    assert (low["double"] <= point["double"])[gap].all()
+    assert (point["double"] <= high["double"])[gap].all()
+    draws = np.stack(
+        [d["double"][gap] for d in with_experts.draw(table, n_draws=30, random_state=0)]
+    )
+    centre = np.abs(draws.mean(axis=0) - point["double"][gap].to_numpy())
+    assert np.median(centre) < 0.5 * table["double"].std()
+    assert (draws.std(axis=0) > 0).all()
+
+
+def test_same_seed_same_experts(with_experts, table):
+    again = clone(with_experts).fit(table)
+    pd.testing.assert_frame_equal(again.transform(table), with_experts.transform(table))
