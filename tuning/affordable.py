@@ -47,6 +47,7 @@ class Budget:
 class Affordable:
     """Settings that fit the memory and the time that is left.
 
+    >>> from tuning.space import make_space, warm_starts
     >>> space, fixed = make_space(None, 100_000)
     >>> cost = CostModel(n_rows=100_000, n_columns=50)
     >>> affordable = Affordable(space, fixed, cost, seconds=lambda: 60.0, memory=1e9)

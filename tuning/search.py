@@ -331,6 +331,9 @@ def search(
     config: SearchConfig,
     folder: Path,
     budget: Budget,
+    *,
+    space: tuple[dict[str, BaseDistribution], dict[str, Any]] | None = None,
+    seed: int | None = None,
     tell: Callable[[str, dict[str, Any]], None] = lambda event, what: None,
 ) -> optuna.Study:
     """Run trials until one of the limits; the study that comes back is also in the folder.
@@ -338,14 +341,15 @@ def search(
     Needs a running Ray; see `ray_session`.
     """
     n_rows, n_columns = data.table.values.shape
-    space, fixed = make_space(config.space, n_rows)
+    distributions, fixed = space or make_space(config.space, n_rows)
+    seed = config.random_state if seed is None else seed
     n_workers = concurrent_trials(config, ray.cluster_resources())
     cost = CostModel(n_rows=n_rows, n_columns=n_columns)
     timed = not math.isinf(budget.total)
     if timed:
         cost.measure(data.table)
     affordable = Affordable(
-        space,
+        distributions,
         fixed,
         cost,
         seconds=lambda: min(
@@ -354,11 +358,12 @@ def search(
         ),
         memory=0.6 * free_memory() / n_workers,
     )
-    points = warm_starts(space, n_rows) if config.portfolio else []
+    points = warm_starts(distributions, n_rows) if config.portfolio else []
     study = open_study(folder)
-    seed = config.random_state + len(study.get_trials(deepcopy=False))
+    # A run that goes on must not draw its first random points once more.
+    drawn = (seed + len(study.get_trials(deepcopy=False))) % 2**32
     study.sampler = AffordableSampler(
-        space, affordable, seed=seed % 2**32, n_first=len(points) or 10
+        distributions, affordable, seed=drawn, n_first=len(points) or 10
     )
     if not study.get_trials(deepcopy=False):
         for point in points:
@@ -388,11 +393,11 @@ def search(
 
     searcher = JournalSearch(
         study=study,
-        space=space,
+        space=distributions,
         fixed=fixed,
         cost=cost,
         budget=budget,
-        seed=config.random_state,
+        seed=seed,
         on_end=on_end,
     )
     runner = tune.with_resources(
@@ -470,6 +475,8 @@ def quiet_ray(verbose: bool) -> Iterator[None]:
         "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
         "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
         "RAY_AIR_NEW_OUTPUT": "0",
+        # Ctrl-C stops at once: the journal and the checkpoints are all that is needed to go on.
+        "TUNE_DISABLE_SIGINT_HANDLER": "1",
     }
     before = {name: os.environ.get(name) for name in settings}
     loggers = [logging.getLogger(name) for name in ("ray", "ray.tune", "ray.train")]

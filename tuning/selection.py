@@ -112,7 +112,7 @@ def shrinkage(judge: Judge, prediction: CellPrediction, n_folds: int = 5) -> np.
     >>> judge = Judge(table, cells, hidden=~cells, column_weight=np.ones(2))
     >>> useless = np.random.default_rng(1).normal(size=(300, 2)) * [0, 1] + truth * [1, 0]
     >>> shrinkage(judge, CellPrediction(value=useless[cells], chance=np.zeros((600, 0)))).round(1)
-    array([1. , 0.1])
+    array([0.9, 0.1])
     """
     factors = _factors(judge, prediction, np.ones(len(judge), dtype=bool))
     center = judge.baseline().value

@@ -107,6 +107,9 @@ def make_space(
         else:
             space[name] = distribution
     _check_space(space, fixed)
+    if not space:
+        # Everything is fixed: Optuna still needs something to propose.
+        space["epochs"] = CategoricalDistribution((fixed.pop("epochs"),))
     return space, fixed
 
 
