@@ -1,4 +1,4 @@
-"""The search: Ray Tune trials around the ReMasker trainer, Optuna's proposals, one model at the end."""
+"""The search: Ray Tune trials around the ReMasker trainer, Optuna's proposals, one model."""
 
 from __future__ import annotations
 

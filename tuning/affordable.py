@@ -69,6 +69,7 @@ class Affordable:
         self.seconds, self.memory = seconds, memory
 
     def __call__(self, point: Mapping[str, Any]) -> bool:
+        """Whether this point can be paid."""
         settings = {**self.fixed, **point}
         needed = peak_bytes(settings, self.cost.n_rows, self.cost.n_columns)
         return needed <= self.memory and self.cost.seconds(settings) <= self.seconds()

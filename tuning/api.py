@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import fcntl
-import math
 import os
 import shutil
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -381,5 +380,3 @@ def _write(
     export.write_text(folder / export.REPORT, page)
     # Last: a record that says "finished" means that everything above is there.
     export.write_json(folder / export.RUN, record)
-
-

@@ -39,8 +39,8 @@ class SearchConfig:
     5400.0
     >>> SearchConfig(time_budget="soon")
     Traceback (most recent call last):
-    remasker.errors.InvalidConfigError: time_budget: expected seconds or a text such as '90s', '10m' \
-or '1h30m', got 'soon'
+    remasker.errors.InvalidConfigError: time_budget: expected seconds or a text such as '90s', \
+'10m' or '1h30m', got 'soon'
     """
 
     trials: int | None = 40
@@ -102,8 +102,7 @@ def parse_time(text: str | float) -> float:
     match = re.fullmatch(pattern, str(text).strip().lower())
     if not match or not any(match.groups()):
         raise InvalidConfigError(
-            "time_budget: expected seconds or a text such as '90s', '10m' or '1h30m', "
-            f"got {text!r}"
+            f"time_budget: expected seconds or a text such as '90s', '10m' or '1h30m', got {text!r}"
         )
     return float(
         sum(

@@ -99,17 +99,20 @@ def _draw(
         # say nothing about the gaps, so their number is drawn again where the gaps are.
         drawn &= gaps > 0
         wanted = (n_cells - drawn.sum()) * gaps / gaps.sum()
-        for j in np.flatnonzero(wanted >= 0.5):
-            spare = np.flatnonzero(free[:, j] & ~drawn[:, j])
-            chosen = random_state.permutation(spare)[: round(wanted[j])]
-            drawn[chosen, j] = True
+        for column in np.flatnonzero(wanted >= 0.5):
+            spare = np.flatnonzero(free[:, column] & ~drawn[:, column])
+            chosen = random_state.permutation(spare)[: round(wanted[column])]
+            drawn[chosen, column] = True
+    excess = int(drawn.sum()) - n_cells
+    if excess > 0:
+        drawn.flat[random_state.permutation(np.flatnonzero(drawn))[:excess]] = False
     for j in range(free.shape[1]):
         cells = np.flatnonzero(drawn[:, j])
         most = min(int(column_share * free[:, j].sum()), int(free[:, j].sum()) - 1)
         drawn[random_state.permutation(cells)[max(0, most) :], j] = False
     # A row that would be left blank keeps one cell, chosen at random.
-    for i in np.flatnonzero((drawn == free).all(axis=1) & free.any(axis=1)):
-        drawn[i, random_state.choice(np.flatnonzero(free[i]))] = False
+    for blank in np.flatnonzero((drawn == free).all(axis=1) & free.any(axis=1)):
+        drawn[blank, random_state.choice(np.flatnonzero(free[blank]))] = False
     return drawn
 
 
@@ -127,7 +130,8 @@ class CellPrediction:
 def average(predictions: Sequence[CellPrediction]) -> CellPrediction:
     """What an ensemble of these predicts, exactly as `Ensemble.predict` averages its members.
 
-    >>> one, two = (CellPrediction(value=np.array([v]), chance=np.zeros((1, 0))) for v in (1.0, 2.0))
+    >>> none = np.zeros((1, 0))
+    >>> one, two = (CellPrediction(value=np.array([v]), chance=none) for v in (1.0, 2.0))
     >>> average([one, two]).value.tolist()
     [1.5]
     """
@@ -138,7 +142,7 @@ def average(predictions: Sequence[CellPrediction]) -> CellPrediction:
 
 
 def predict_cells(ensemble: Ensemble, table: EncodedTable, cells: np.ndarray) -> CellPrediction:
-    """Predict the cells marked in `cells` from the observed cells of `table`, in row-major order."""
+    """Predict the cells marked in `cells` from the observed ones of `table`, in row-major order."""
     rows = np.flatnonzero(cells.any(axis=1))
     wanted = cells[rows]
     part = EncodedTable(
@@ -259,7 +263,7 @@ class Judge:
         return np.sqrt(mean) if self.metric == "rmse" else mean
 
     def bootstrap(self, losses: np.ndarray, n_samples: int = 200) -> np.ndarray:
-        """The weighted mean loss in resampled tables: held-out cells cluster by row, so rows are drawn.
+        """The weighted mean loss in resampled tables: cells cluster by row, so rows are drawn.
 
         Give the difference of two models' losses and its spread is that of the paired difference.
         """

@@ -60,8 +60,8 @@ def render(
         _figures(record, leaderboard),
         _section(
             "The search",
-            "Error of every trial on the judge cells, in the order they were begun; the line is the "
-            "best so far. Trials that were stopped early are pale, at the error they had then.",
+            "Error of every trial on the judge cells, in the order they were begun; the line is "
+            "the best so far. Trials that were stopped early are pale, at the error they had then.",
             draw_history(leaderboard, record["selection"]["chosen"]),
         ),
         _section(
@@ -78,8 +78,8 @@ def render(
         ),
         _section(
             "How sure",
-            "Imputed numbers of the column with most gaps, sorted, each with the interval that holds "
-            "the truth nine times out of ten.",
+            "Imputed numbers of the column with most gaps, sorted, each with the interval that "
+            "holds the truth nine times out of ten.",
             draw_intervals(sample, imputer),
         ),
         _section("The best trials", "", _table(leaderboard.head(10))),
@@ -177,7 +177,9 @@ def _dot(x: float, y: float, color: str, radius: float = 3.5, title: str = "") -
 
 
 def _label(x: float, y: float, text: str, anchor: str = "start", kind: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{kind}">{_text(text)}</text>'
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{kind}">{_text(text)}</text>'
+    )
 
 
 def _scale(low: float, high: float, start: float, stop: float) -> Any:
@@ -202,7 +204,9 @@ def draw_history(leaderboard: pd.DataFrame, chosen: Sequence[int]) -> str:
         return ""
     errors = board["error"].to_numpy(dtype=float)
     # One diverged trial must not flatten all the others.
-    top = float(min(errors.max(), np.median(errors) + 3 * (np.median(errors) - errors.min()) + 1e-9))
+    top = float(
+        min(errors.max(), np.median(errors) + 3 * (np.median(errors) - errors.min()) + 1e-9)
+    )
     low = float(errors.min())
     x = _scale(0, max(1, int(board["number"].max())), 50, 890)
     y = _scale(low - 0.05 * (top - low), top, 200, 14)
@@ -213,7 +217,8 @@ def draw_history(leaderboard: pd.DataFrame, chosen: Sequence[int]) -> str:
             f'<line x1="50" x2="890" y1="{height:.1f}" y2="{height:.1f}" stroke="var(--line)"/>'
         )
         parts.append(_label(44, height + 4, _number(float(value)), "end"))
-    best, steps = math.inf, []
+    best = math.inf
+    steps: list[tuple[float, float]] = []
     for number, error, state in zip(board["number"], errors, board["state"], strict=True):
         if state == "complete" and error < best:
             if steps:
@@ -235,7 +240,8 @@ def draw_history(leaderboard: pd.DataFrame, chosen: Sequence[int]) -> str:
 def draw_columns(columns: Sequence[Mapping[str, Any]]) -> str:
     """A line per column from the model's error to the mean's.
 
-    >>> draw_columns([{"column": "age", "error": 0.4, "mean_error": 1.0, "cells": 9}]).count("circle")
+    >>> column = {"column": "age", "error": 0.4, "mean_error": 1.0, "cells": 9}
+    >>> draw_columns([column]).count("circle")
     4
     """
     known = [c for c in columns if c["error"] is not None and c["cells"]]
@@ -280,8 +286,14 @@ def draw_distributions(frame: pd.DataFrame, imputer: ReMaskerImputer) -> list[st
         else:
             low, high = np.quantile(np.concatenate([seen, imputed]), [0.005, 0.995])
             bins = np.linspace(low, high if high > low else low + 1, 21)
-            ends = ("", "") if column.kind in ("datetime", "timedelta") else (f"{low:.4g}", f"{high:.4g}")
-        shares = [np.histogram(np.clip(v, bins[0], bins[-1]), bins)[0] / len(v) for v in (seen, imputed)]
+            ends = (
+                ("", "")
+                if column.kind in ("datetime", "timedelta")
+                else (f"{low:.4g}", f"{high:.4g}")
+            )
+        shares = [
+            np.histogram(np.clip(v, bins[0], bins[-1]), bins)[0] / len(v) for v in (seen, imputed)
+        ]
         pictures.append(_shares(str(column.name), bins, shares, ends, len(imputed)))
     return pictures
 
@@ -311,9 +323,7 @@ def draw_intervals(frame: pd.DataFrame, imputer: ReMaskerImputer) -> str:
     names = [column.name for column in encoder.columns]
     named = frame.set_axis(names, axis=1) if list(frame.columns) != names else frame
     gaps = encoder.gaps(named)
-    numeric = [
-        j for j, c in enumerate(encoder.modelled) if c.kind in ("number", "integer")
-    ]
+    numeric = [j for j, c in enumerate(encoder.modelled) if c.kind in ("number", "integer")]
     numeric = [j for j in numeric if gaps[:, j].any()]
     if not numeric:
         return ""

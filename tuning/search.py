@@ -4,10 +4,10 @@ The journal is the only memory. Ray's own experiment state is thrown away, so th
 extending it, and surviving a killed driver are one thing: open the journal, take up the trials that
 were running from their checkpoints, and ask for the rest.
 
-Epochs and early stopping. `epochs` is searched, and each trial anneals its learning rate over its own
-horizon, so rungs are shares of that horizon (`trial.EIGHTHS`), never epochs. ASHA may end a trial at
-a quarter and at half of its way if it is in the worse half there. It is gentle: nothing is stopped
-before `MIN_RIVALS` trials have passed the same rung.
+Epochs and early stopping. `epochs` is searched, and each trial anneals its learning rate over its
+own horizon, so rungs are shares of that horizon (`trial.EIGHTHS`), never epochs. ASHA may end a
+trial at a quarter and at half of its way if it is in the worse half there. It is gentle: nothing is
+stopped before `MIN_RIVALS` trials have passed the same rung.
 """
 
 from __future__ import annotations
@@ -88,6 +88,7 @@ class JournalSearch(OptunaSearch):
         )
         self.fixed, self.cost, self.budget, self.seed = dict(fixed), cost, budget, seed
         self.on_end = on_end
+        self._study = study
         self.deaths: dict[str, str] = {}
         self._left_running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
 
@@ -98,7 +99,7 @@ class JournalSearch(OptunaSearch):
             return Searcher.FINISHED
         if self._left_running:
             left = self._left_running.pop(0)
-            self._ot_trials[trial_id] = optuna.Trial(self._ot_study, left._trial_id)
+            self._ot_trials[trial_id] = optuna.Trial(self._study, left._trial_id)
         point = super().suggest(trial_id)
         assert point is not None
         number = self._ot_trials[trial_id].number
@@ -134,13 +135,13 @@ class JournalSearch(OptunaSearch):
         if state == TrialState.PRUNED and self.budget.over:
             trial.set_user_attr("stopped", "time")
         value = float(result["error"]) if state == TrialState.COMPLETE else None
-        self._ot_study.tell(trial, value, state=state)
+        self._study.tell(trial, value, state=state)
         if result.get("eighths") == 8:
             self.cost.learn({**self.fixed, **trial.params}, float(result["seconds"]))
         self.on_end(trial.number, state)
 
     def _finished(self) -> list[FrozenTrial]:
-        trials: list[FrozenTrial] = self._ot_study.get_trials(
+        trials: list[FrozenTrial] = self._study.get_trials(
             deepcopy=False, states=(TrialState.COMPLETE,)
         )
         return trials
@@ -391,15 +392,16 @@ def search(
             shutil.rmtree(place, ignore_errors=True)
         tell("end", {"number": number, "state": STATES[state], "error": trial.value})
 
-    searcher = JournalSearch(
-        study=study,
-        space=distributions,
-        fixed=fixed,
-        cost=cost,
-        budget=budget,
-        seed=seed,
-        on_end=on_end,
-    )
+    with quiet_optuna():
+        searcher = JournalSearch(
+            study=study,
+            space=distributions,
+            fixed=fixed,
+            cost=cost,
+            budget=budget,
+            seed=seed,
+            on_end=on_end,
+        )
     runner = tune.with_resources(
         tune.with_parameters(
             trainable,

@@ -36,7 +36,8 @@ def rank(judge: Judge, judged: Sequence[CellPrediction]) -> list[int]:
     >>> cells = np.array([[True], [False]])
     >>> table = EncodedTable(values=np.zeros((2, 1)), observed=cells | True, n_categories=(0,))
     >>> judge = Judge(table, cells, hidden=cells, column_weight=np.ones(1))
-    >>> rank(judge, [CellPrediction(value=np.array([v]), chance=np.zeros((1, 0))) for v in (2.0, 1.0)])
+    >>> none = np.zeros((1, 0))
+    >>> rank(judge, [CellPrediction(value=np.array([v]), chance=none) for v in (2.0, 1.0)])
     [1, 0]
     """
     errors = [judge.error(judge.losses(prediction)) for prediction in judged]
@@ -207,9 +208,8 @@ def error_report(judge: Judge, prediction: CellPrediction, names: Sequence[objec
 def leaderboard(records: pd.DataFrame) -> pd.DataFrame:
     """Trials in order: finished ones by error, then stopped ones by how far they came, then failed.
 
-    >>> records = pd.DataFrame(
-    ...     {"state": ["failed", "complete", "pruned"], "error": [None, 0.5, 0.4], "eighths": [0, 8, 2]}
-    ... )
+    >>> states = ["failed", "complete", "pruned"]
+    >>> records = pd.DataFrame({"state": states, "error": [None, 0.5, 0.4], "eighths": [0, 8, 2]})
     >>> leaderboard(records)["state"].tolist()
     ['complete', 'pruned', 'failed']
     """

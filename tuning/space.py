@@ -136,7 +136,7 @@ def values_of(distribution: BaseDistribution) -> list[Any]:
 
 
 def nearest_value(distribution: BaseDistribution, value: Any) -> Any:
-    """The value within a distribution that is closest to `value`; None where there is no such thing.
+    """The value within a distribution closest to `value`; None where there is no such thing.
 
     >>> nearest_value(IntDistribution(16, 64, step=16), 90)
     64

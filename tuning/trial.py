@@ -214,7 +214,7 @@ def write_result(folder: str | os.PathLike[str], result: TrialResult) -> None:
 def read_result(
     folder: str | os.PathLike[str], settings: Mapping[str, Any], data: TrialData
 ) -> TrialResult | None:
-    """A trial's result: as it ended, or, if it was cut short, the best it had; None without either."""
+    """A trial's result: as it ended, or the best it had when it was cut short; None without."""
     model_config, training_config = split_settings(settings)
     stored = _read(Path(folder) / RESULT)
     if stored is not None:
