@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -6,7 +7,6 @@ import torch
 
 from remasker.errors import InvalidConfigError
 from remasker.table import EncodedTable
-from tuning import trial as trial_module
 from tuning.holdout import draw_holdout
 from tuning.trial import STATE, TrialData, milestones, read_result, run_trial
 
@@ -52,9 +52,9 @@ def test_same_seed_same_result(data: TrialData, tmp_path: Path) -> None:
 
 
 def test_a_trial_that_was_killed_goes_on_as_if_nothing_had_happened(
-    data: TrialData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: TrialData, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(trial_module, "SAVE_EVERY", 0.0)
+    data = replace(data, checkpoint_seconds=0.0)
     run_trial({**TINY, "seed": 1}, data, lambda report: None, tmp_path / "whole")
 
     class Killed(BaseException):

@@ -146,6 +146,7 @@ def _tune(
             holdout=draw_holdout(encoded.observed, seed),
             metric=record["search"]["metric"],
             device=config.device,
+            checkpoint_seconds=config.checkpoint_seconds,
         )
         export.write_json(folder / export.RUN, record)
         with (

@@ -59,6 +59,8 @@ class SearchConfig:
     max_members: int = 5
     refit: bool = False
     device: str = "cpu"
+    #: How much training a crash may cost.
+    checkpoint_seconds: float = 10.0
     #: None: a live view on a terminal, nothing elsewhere.
     progress: bool | None = None
     verbose: bool = False
@@ -79,6 +81,7 @@ class SearchConfig:
         check_number("cpus_per_trial", self.cpus_per_trial, 0, 1024, open_low=True)
         check_number("gpus_per_trial", self.gpus_per_trial, 0, 1024)
         check_integer("max_members", self.max_members, 1)
+        check_number("checkpoint_seconds", self.checkpoint_seconds, 0, 86400)
         if self.space is not None and not isinstance(self.space, Mapping):
             raise InvalidConfigError(
                 f"space: expected a dict such as {{'width': [32, 64]}}, got {self.space!r}"

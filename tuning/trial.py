@@ -29,8 +29,6 @@ from tuning.space import split_settings
 EIGHTHS = (1, 2, 4, 6, 8)
 #: Keys of a trial's configuration that are not settings.
 BOOKKEEPING = ("number", "seed")
-#: Seconds of training that a crash may cost.
-SAVE_EVERY = 10.0
 STATE, RESULT = "state.pt", "result.pt"
 
 
@@ -42,6 +40,8 @@ class TrialData:
     holdout: Holdout
     metric: str = "normalised"
     device: str = "cpu"
+    #: Seconds of training that a crash may cost.
+    checkpoint_seconds: float = 10.0
 
     def judge(self, cells: np.ndarray) -> Judge:
         """The error on these cells, for models that saw none of the held-out ones."""
@@ -134,7 +134,7 @@ def run_trial(
     saved = time.perf_counter()
     for epoch in trainer.epochs():
         seconds += epoch.seconds
-        if folder is not None and time.perf_counter() - saved > SAVE_EVERY:
+        if folder is not None and time.perf_counter() - saved > data.checkpoint_seconds:
             write_state(folder, trainer, seconds)
             saved = time.perf_counter()
         eighths = marks.get(epoch.epoch, 8)
