@@ -75,7 +75,8 @@ def tune(
 
     `options` are those of `SearchConfig`; `kinds`, `exclude`, `bounds`, `missing_values` and `text`
     are those of `ReMaskerImputer`. Everything is also written to `storage`/`name`. `source` is the
-    path that the table was read from, for the record and for the format of the imputed table.
+    path that the table was read from, for the record and for the format of the imputed table; a
+    table of `remasker.files` also keeps its own way of writing.
 
     >>> tune(pd.DataFrame({"a": [1.0, None]}), trails=3)
     Traceback (most recent call last):
@@ -116,6 +117,8 @@ def _tune(
     budget: Budget,
 ) -> TuneResult:
     """Everything that can be refused is refused before anything is started or written."""
+    file = table if hasattr(table, "render") and hasattr(table, "frame") else None
+    table = table if file is None else file.frame
     frame, encoder, encoded, provenance = export.encode(table, table_options)
     folder = run_folder(config, name)
     space = make_space(config.space, len(encoded))
@@ -165,6 +168,9 @@ def _tune(
         # Members of an ensemble are found again by their trial's number.
         chosen = tuple(numbers[k] for k in selection.chosen)
         provenance |= {"seed": members[0].seed, "run": name, "trials": list(chosen)}
+        if file is not None:
+            # So that `remasker impute` reads other files as this one was read.
+            provenance["file"] = {"name": Path(source or name).name, **file.memory}
         imputer = export.assemble(encoder, data, members, refitted, provenance)
         outcome = _measure(data, results, selection, encoder)
         result = TuneResult(
@@ -189,7 +195,7 @@ def _tune(
             # For the day when an artifact can hold them; see `selection.shrinkage`.
             "shrinkage": {"applied": False, "factors": shrinkage(judge, joint)},
         }
-        _write(result, record, frame, encoded, source)
+        _write(result, record, frame, source, file)
     return result
 
 
@@ -368,13 +374,18 @@ def _write(
     result: TuneResult,
     record: Mapping[str, Any],
     frame: pd.DataFrame,
-    encoded: EncodedTable,
     source: str | None,
+    file: Any,
 ) -> None:
     folder = result.folder
     result.imputer.save(folder / export.MODEL)
-    ending = Path(source).suffix if source else ".csv"
-    export.write_table(result.imputed, folder / f"imputed{ending or '.csv'}")
+    ending = "".join(Path(source).suffixes[-2:]) if source else ".csv"
+    target = folder / f"imputed{ending or '.csv'}"
+    if file is None:
+        export.write_table(result.imputed, target)
+    else:
+        with export.atomic(target) as path:
+            path.write_bytes(file.render(result.imputed, str(target)))
     with export.atomic(folder / export.LEADERBOARD) as path:
         result.leaderboard.to_csv(path, index=False)
     page = render(export.plain(record), result.leaderboard, frame, result.imputer)

@@ -19,13 +19,13 @@ from remasker.training import Trainer
 from tuning.space import DEFAULTS, split_settings
 
 #: Seconds per layer and step that no size explains: the overhead of small operations.
-PER_LAYER = 1.0e-3
+PER_LAYER = 4.0e-4
 #: Seconds per step outside the layers: embedding, heads, optimizer, averaging.
-PER_STEP = 3.0e-3
+PER_STEP = 5.0e-3
 #: Seconds per element of a B × d × w activation and layer, forward and backward.
-PER_ELEMENT = 2.2e-8
+PER_ELEMENT = 6.0e-8
 #: Seconds per multiplication.
-PER_PRODUCT = 3.0e-11
+PER_PRODUCT = 9.0e-12
 #: Floats kept for the backward pass per element of a B × d × w activation and layer.
 FLOATS_PER_ELEMENT = 24
 

@@ -7,8 +7,12 @@ parsed arguments that returns the exit code. Ray and torch are loaded only when 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.util
 import shlex
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +107,7 @@ def run_tune(args: argparse.Namespace) -> int:
     config = SearchConfig(**options)
     _refuse_early(config, names)
     try:
-        with ray_session(config):
+        with interruptible(), ray_session(config):
             for path, name, table in zip(args.data, names, tables, strict=True):
                 result = tune(
                     table, name=name, exclude=args.exclude, source=str(path.absolute()), **options
@@ -119,6 +123,20 @@ def run_tune(args: argparse.Namespace) -> int:
         )
         return INTERRUPTED
     return 0
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Ctrl-C is a KeyboardInterrupt here, whatever the program around it makes of it."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _refuse_early(config: Any, names: list[str]) -> None:
@@ -169,7 +187,11 @@ def fit_from_run(run: Path, output: Path, data: Path | None = None) -> Path:
         raise InvalidConfigError(
             f"{run} was tuned from a table in memory: give the table's file as well"
         )
-    return reproduce(run, read_table(Path(source))).save(output)
+    table = read_table(Path(source))
+    imputer = reproduce(run, getattr(table, "frame", table))
+    if hasattr(table, "memory"):
+        imputer.provenance_["file"] = {"name": Path(source).name, **table.memory}
+    return imputer.save(output)
 
 
 def parse_space(words: list[str]) -> dict[str, Any]:
@@ -202,15 +224,10 @@ def _value(text: str) -> Any:
     return text.strip()
 
 
-def read_table(path: Path) -> pd.DataFrame:
-    """A table from a file; by `remasker.files` where that is installed."""
-    try:
-        from remasker import files
-    except ImportError:
-        pass
-    else:
-        table: pd.DataFrame = files.read_table(path)
-        return table
+def read_table(path: Path) -> Any:
+    """A table from a file: of `remasker.files`, or a DataFrame where that is not there."""
+    if importlib.util.find_spec("remasker.files") is not None:
+        return importlib.import_module("remasker.files").read_table(str(path))
     if not path.is_file():
         raise InvalidTableError(f"{path}: no such file")
     try:
