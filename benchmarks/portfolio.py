@@ -6,8 +6,8 @@
 The pool (the hand-made entries and random points of the default space) is trained on every dataset
 and mask of `benchmarks.tuning`; true errors go to a CSV, one row each, so that a call that is
 stopped goes on where it was. Entries are then chosen greedily: each is the one that most lowers the
-mean, over datasets, of log(best entry's error ÷ best of the pool). Leaving one dataset out at a time
-says what the portfolio is worth on a table that it has not seen.
+mean, over datasets, of log(best entry's error ÷ best of the pool). Leaving one dataset out at a
+time says what the portfolio is worth on a table that it has not seen.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,11 +10,12 @@ import numpy as np
 import optuna
 import pandas as pd
 import pytest
+import ray
 from optuna.trial import TrialState
 
 from remasker.errors import ArtifactError, InvalidConfigError
 from remasker.imputer import ReMaskerImputer
-from tuning import TuneResult, tune
+from tuning import TuneResult, tune, tune_many
 from tuning.affordable import Affordable, AffordableSampler, Budget
 from tuning.api import locked
 from tuning.config import RunExistsError, SearchConfig, SearchFailedError
@@ -146,6 +148,8 @@ def run(
 
 def test_one_call_gives_everything(run: tuple[pd.DataFrame, TuneResult, Path]) -> None:
     table, result, storage = run
+    # Ray was there before: it is used and left alone.
+    assert ray.is_initialized()
     assert result.imputed.isna().sum().sum() == 0
     known = table["weight"].notna()
     assert (result.imputed["weight"][known] == table["weight"][known]).all()
@@ -229,6 +233,37 @@ def test_trials_that_fail_are_recorded_and_all_failing_is_one_error(
     board = records(read_study(tmp_path / "bad"))
     assert (board["state"] == "failed").all()
     assert board["failure"].str.len().gt(10).all()
+
+
+@pytest.mark.slow
+def test_several_tables_share_one_cluster_and_refitting_uses_all_cells(
+    run: tuple[pd.DataFrame, TuneResult, Path], tmp_path: Path
+) -> None:
+    table, _, _ = run
+    both = tune_many(
+        {"one": table, "two": table.head(100)}, trials=2, storage=tmp_path, refit=True, **OPTIONS
+    )
+    assert list(both) == ["one", "two"]
+    for name, result in both.items():
+        assert result.imputed.isna().sum().sum() == 0
+        assert (tmp_path / name / "model" / "model.json").exists()
+        assert read_run(tmp_path / name)["search"]["refit"]
+    repeated = reproduce(tmp_path / "one", table)
+    pd.testing.assert_frame_equal(repeated.transform(table), both["one"].imputed)
+
+
+@pytest.mark.slow
+def test_the_time_budget_covers_the_whole_call(
+    run: tuple[pd.DataFrame, TuneResult, Path], tmp_path: Path
+) -> None:
+    table, _, _ = run
+    started = time.monotonic()
+    result = tune(
+        table, name="timed", trials=None, time_budget="40s", storage=tmp_path, progress=False
+    )
+    assert time.monotonic() - started < 50
+    assert len(result.leaderboard) >= 1
+    assert result.imputed.isna().sum().sum() == 0
 
 
 def test_what_cannot_be_is_said_before_anything_starts(tmp_path: Path) -> None:

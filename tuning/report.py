@@ -32,7 +32,7 @@ section { background: var(--paper); border: 1px solid var(--line); border-radius
   padding: 18px 20px; margin: 18px 0; }
 .figures { display: flex; flex-wrap: wrap; gap: 12px; margin: 18px 0; }
 .figures div { background: var(--paper); border: 1px solid var(--line); border-radius: 10px;
-  padding: 10px 16px; flex: 1 1 150px; }
+  padding: 10px 16px; flex: 1 1 120px; }
 .figures b { display: block; font-size: 22px; font-weight: 600; }
 .figures span { color: var(--soft); font-size: 13px; }
 .row { display: flex; flex-wrap: wrap; gap: 18px; }
@@ -72,8 +72,9 @@ def render(
         ),
         _section(
             "Observed and imputed",
-            "What the gaps were filled with, beside what is there. They need not agree: values are "
-            "often missing for a reason.",
+            "What the gaps were filled with (line) and what is there (bars), as shares. They need "
+            "not agree: values are often missing for a reason, and a best guess varies less than "
+            "the truth.",
             '<div class="row">' + "".join(draw_distributions(sample, imputer)) + "</div>",
         ),
         _section(

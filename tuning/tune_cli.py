@@ -203,7 +203,7 @@ def parse_space(words: list[str]) -> dict[str, Any]:
     space: dict[str, Any] = {}
     for word in words:
         name, equals, value = word.partition("=")
-        if not equals or not value:
+        if not name.strip() or not equals or not value:
             raise InvalidConfigError(f"--space: expected NAME=VALUES, got {word!r}")
         if ".." in value:
             low, _, high = value.partition("..")
