@@ -86,6 +86,24 @@ def test_trials_left_running_are_taken_up_first(searcher: JournalSearch, tmp_pat
     assert [t.state for t in study.get_trials()] == [TrialState.COMPLETE]
 
 
+def test_a_trial_that_was_half_proposed_is_made_whole(
+    searcher: JournalSearch, tmp_path: Path
+) -> None:
+    study = open_study(tmp_path)
+    study.ask()
+    again = JournalSearch(
+        study=study,
+        space=searcher._space,
+        fixed=searcher.fixed,
+        cost=searcher.cost,
+        budget=Budget(math.inf),
+        seed=0,
+    )
+    config = again.suggest("a")
+    assert isinstance(config, dict)
+    assert set(searcher._space) <= set(config)
+
+
 def test_no_trial_begins_when_the_time_is_over(searcher: JournalSearch) -> None:
     searcher.budget = Budget(0.5)
     assert searcher.suggest("a") == "FINISHED"

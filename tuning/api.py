@@ -296,9 +296,10 @@ def _resumable(name: str, folder: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        done = len(read_study(folder).get_trials(deepcopy=False))
+        trials = read_study(folder).get_trials(deepcopy=False)
+        done = sum(trial.state.is_finished() for trial in trials)
         raise KeyboardInterrupt(
-            f"stopped; {folder} keeps everything ({done} trials begun). Continue with "
+            f"stopped; {folder} keeps everything ({done} trials finished). Continue with "
             f"tune(table, name={name!r}, storage={str(folder.parent)!r}, resume=True) or "
             f"`remasker tune … --name {name} --storage {folder.parent} --resume`"
         ) from None

@@ -26,7 +26,12 @@ import numpy as np
 import optuna
 import pandas as pd
 import ray
-from optuna.distributions import BaseDistribution
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
@@ -89,6 +94,7 @@ class JournalSearch(OptunaSearch):
         self.fixed, self.cost, self.budget, self.seed = dict(fixed), cost, budget, seed
         self.on_end = on_end
         self._study = study
+        self.distributions = space
         self.deaths: dict[str, str] = {}
         self._left_running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
 
@@ -99,7 +105,9 @@ class JournalSearch(OptunaSearch):
             return Searcher.FINISHED
         if self._left_running:
             left = self._left_running.pop(0)
-            self._ot_trials[trial_id] = optuna.Trial(self._study, left._trial_id)
+            self._ot_trials[trial_id] = taken_up(
+                optuna.Trial(self._study, left._trial_id), self.distributions
+            )
         point = super().suggest(trial_id)
         assert point is not None
         number = self._ot_trials[trial_id].number
@@ -152,6 +160,20 @@ class JournalSearch(OptunaSearch):
 
     def restore(self, checkpoint_path: str) -> None:
         """Never used; see the module's description."""
+
+
+def taken_up(trial: optuna.Trial, space: Mapping[str, BaseDistribution]) -> optuna.Trial:
+    """A trial of an earlier process, complete even if that one died while proposing it."""
+    for name, d in space.items():
+        if name in trial.params:
+            continue
+        if isinstance(d, CategoricalDistribution):
+            trial.suggest_categorical(name, d.choices)
+        elif isinstance(d, IntDistribution):
+            trial.suggest_int(name, d.low, d.high, step=d.step, log=d.log)
+        elif isinstance(d, FloatDistribution):
+            trial.suggest_float(name, d.low, d.high, step=d.step, log=d.log)
+    return trial
 
 
 def ending(result: Mapping[str, Any], *, died: bool) -> tuple[TrialState, str]:
