@@ -82,19 +82,18 @@ def measure(dataset: str, mask: int, seconds: float, storage: Path) -> dict[str,
     )
     taken = time.perf_counter() - started
 
-    # The truth, for every trial that finished: from its own checkpoint.
+    # The truth, for every trial that left a model: from its own checkpoint.
     _, encoder, encoded, provenance = export.encode(table, {})
     data = TrialData(table=encoded, holdout=draw_holdout(encoded.observed, 0))
     provenance |= {"seed": 0}
     true: dict[int, float] = {}
     for trial in read_study(result.folder).get_trials(deepcopy=False):
-        if trial.state.name == "COMPLETE":
-            fixed = export.read_run(result.folder)["search"]["fixed"]
-            place = result.folder / TRIALS / f"{trial.number:05d}"
-            found = read_result(place, {**fixed, **trial.params}, data)
-            if found is not None:
-                one = export.assemble(encoder, data, [found.member], None, provenance)
-                true[trial.number] = rmse(truth, one.transform(table), hidden)
+        fixed = export.read_run(result.folder)["search"]["fixed"]
+        place = result.folder / TRIALS / f"{trial.number:05d}"
+        found = read_result(place, {**fixed, **trial.params}, data)
+        if found is not None:
+            one = export.assemble(encoder, data, [found.member], None, provenance)
+            true[trial.number] = rmse(truth, one.transform(table), hidden)
     members = list(result.imputer.ensemble_.members)
     refitted = [export.refit_member(member, encoded) for member in members]
     again = export.assemble(encoder, data, members, refitted, provenance)
@@ -105,7 +104,7 @@ def measure(dataset: str, mask: int, seconds: float, storage: Path) -> dict[str,
         "seconds_allowed": seconds,
         "seconds": round(taken, 1),
         "trials": len(result.leaderboard),
-        "complete": len(true),
+        "complete": int((result.leaderboard["state"] == "complete").sum()),
         "members": len(members),
         "default": default,
         "tuned": rmse(truth, result.imputed, hidden),

@@ -18,6 +18,9 @@ from tuning.space import nearest_value
 class Budget:
     """The time of one call, and how much of it the last stage will need.
 
+    An empty-handed end helps nobody: while no trial has left anything to use, the search may go on
+    for as long again, on a machine so busy that starting took all the time.
+
     >>> budget = Budget(math.inf)
     >>> budget.left_for_search(), budget.over
     (inf, False)
@@ -26,6 +29,8 @@ class Budget:
     def __init__(self, seconds: float) -> None:
         self.total = seconds
         self.started = time.monotonic()
+        #: Whether a trial has left something that can be used.
+        self.usable = False
         #: Seconds kept back for selecting, refitting, imputing and writing.
         self.reserve = 0.0 if math.isinf(seconds) else min(0.25 * seconds, 4 + 0.02 * seconds)
 
@@ -41,7 +46,8 @@ class Budget:
     @property
     def over(self) -> bool:
         """Whether searching has to end."""
-        return self.left_for_search() <= 0
+        grace = 0.0 if self.usable else max(30.0, self.total)
+        return self.left_for_search() + grace <= 0
 
 
 class Affordable:

@@ -84,16 +84,16 @@ class CostModel:
         """This machine's slowness: as measured at the start, then by the latest trials."""
         return statistics.median(self._ratios[-15:]) if self._ratios else self.speed
 
-    def learn(self, settings: Mapping[str, Any], seconds: float) -> None:
-        """Take in a training that took so long."""
-        epochs = split_settings(settings)[1].n_epochs(self.n_rows)
+    def learn(self, settings: Mapping[str, Any], seconds: float, epochs: int | None = None) -> None:
+        """Take in a training that took so long, for all its epochs or so many of them."""
+        epochs = epochs or split_settings(settings)[1].n_epochs(self.n_rows)
         formula = epochs * seconds_per_epoch(settings, self.n_rows, self.n_columns)
         if seconds > 0 and math.isfinite(seconds):
             self._ratios.append(seconds / formula)
 
     def measure(self, table: EncodedTable, batches: int = 4) -> None:
         """Time a few steps of the default model on this machine: well under a second."""
-        settings = {"epochs": 3}
+        settings = {"epochs": 4}
         n_rows = min(len(table), batches * int(DEFAULTS["batch_size"]))
         part = EncodedTable(
             values=table.values[:n_rows],
@@ -102,9 +102,10 @@ class CostModel:
         )
         model_config, training_config = split_settings(settings)
         trainer = Trainer(part, model_config, training_config)
-        # The first epoch warms up memory and kernels.
-        fastest = min(report.seconds for report in list(trainer.epochs())[1:])
-        self.speed = fastest / seconds_per_epoch(settings, n_rows, self.n_columns)
+        # The first epoch warms up memory and kernels. The mean of the others, not the fastest: what
+        # else runs on this machine will go on doing so.
+        seconds = statistics.mean(report.seconds for report in list(trainer.epochs())[1:])
+        self.speed = seconds / seconds_per_epoch(settings, n_rows, self.n_columns)
 
 
 def free_memory() -> float:

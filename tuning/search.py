@@ -46,7 +46,7 @@ from tuning.affordable import Affordable, AffordableSampler, Budget
 from tuning.config import SearchConfig
 from tuning.cost import CostModel, free_memory
 from tuning.space import make_space, warm_starts
-from tuning.trial import TrialData, run_trial
+from tuning.trial import FIRST_CHECKPOINT, TrialData, run_trial
 
 #: ASHA stops nothing before so many trials have passed a rung: the first few decide nothing.
 MIN_RIVALS = 4
@@ -101,7 +101,7 @@ class JournalSearch(OptunaSearch):
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:  # type: ignore[override]
         """The next configuration, or the end of the search when too little time is left."""
         typical = _median([t.user_attrs.get("seconds") for t in self._finished()])
-        if self.budget.left_for_search() < max(1.0, 0.35 * typical):
+        if self.budget.usable and self.budget.left_for_search() < max(1.0, 0.35 * typical):
             return Searcher.FINISHED
         if self._left_running:
             left = self._left_running.pop(0)
@@ -122,6 +122,9 @@ class JournalSearch(OptunaSearch):
                 # A trial that was taken up may pass the same milestone twice.
                 warnings.simplefilter("ignore")
                 trial.report(result["error"], step=int(result["eighths"]))
+            # By then it has a checkpoint, or it is about to end.
+            if result["eighths"] == 8 or result["seconds"] > 2 * FIRST_CHECKPOINT:
+                self.budget.usable = True
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
@@ -144,8 +147,9 @@ class JournalSearch(OptunaSearch):
             trial.set_user_attr("stopped", "time")
         value = float(result["error"]) if state == TrialState.COMPLETE else None
         self._study.tell(trial, value, state=state)
-        if result.get("eighths") == 8:
-            self.cost.learn({**self.fixed, **trial.params}, float(result["seconds"]))
+        if result.get("epoch"):
+            settings = {**self.fixed, **trial.params}
+            self.cost.learn(settings, float(result["seconds"]), int(result["epoch"]))
         self.on_end(trial.number, state)
 
     def _finished(self) -> list[FrozenTrial]:
@@ -377,7 +381,7 @@ def search(
         cost,
         seconds=lambda: min(
             MAX_TRIAL_SHARE * (budget.total - budget.reserve) * n_workers,
-            0.8 * budget.left_for_search(),
+            max(5.0, 0.5 * budget.left_for_search()),
         ),
         memory=0.6 * free_memory() / n_workers,
     )
@@ -391,6 +395,8 @@ def search(
     if not study.get_trials(deepcopy=False):
         for point in points:
             study.enqueue_trial(affordable.fit(point), skip_if_exists=True)
+    done = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    budget.usable = budget.usable or bool(done)
     n_left = trials_left(study, config.trials)
     if n_left == 0 or budget.over:
         return study

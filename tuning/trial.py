@@ -29,6 +29,8 @@ from tuning.space import split_settings
 EIGHTHS = (1, 2, 4, 6, 8)
 #: Keys of a trial's configuration that are not settings.
 BOOKKEEPING = ("number", "seed")
+#: The first checkpoint comes sooner: if the time ends with no trial done, it is all there is.
+FIRST_CHECKPOINT = 1.0
 STATE, RESULT = "state.pt", "result.pt"
 
 
@@ -131,12 +133,12 @@ def run_trial(
         )
 
     marks = milestones(trainer.n_epochs)
-    saved = time.perf_counter()
+    saved, patience = time.perf_counter(), min(FIRST_CHECKPOINT, data.checkpoint_seconds)
     for epoch in trainer.epochs():
         seconds += epoch.seconds
-        if folder is not None and time.perf_counter() - saved > data.checkpoint_seconds:
+        if folder is not None and time.perf_counter() - saved > patience:
             write_state(folder, trainer, seconds)
-            saved = time.perf_counter()
+            saved, patience = time.perf_counter(), data.checkpoint_seconds
         eighths = marks.get(epoch.epoch, 8)
         if eighths < 8:
             tell(eighths, result())
