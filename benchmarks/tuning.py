@@ -1,0 +1,254 @@
+"""What tuning is worth, and what its machinery costs.
+
+    python -m benchmarks.tuning                  # tuned ÷ default error on the frozen masks
+    python -m benchmarks.tuning --overhead       # Ray against two bare processes
+    python -m benchmarks.tuning --summary        # only read what earlier calls measured
+
+Every column is a number, MAR 0.3, masks frozen in `../shared/bench/masks.npz`. Each table gets
+`--seconds` all in all. Rows are appended to `--csv` as they come: a call that is stopped goes on
+where it was. Errors are the protocol's RMSE over the cells that were hidden, on the min–max scale.
+
+`regret` is the true error of the trial that the judge cells chose over that of the best trial that
+was tried: what choosing without the truth costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import multiprocessing
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+DATASETS = ("yacht", "raisin", "compressive", "diabetes", "climate", "credit", "wine", "obesity")
+SHARED = Path(__file__).parents[2] / "shared" / "bench" / "masks.npz"
+FIELDS = (
+    "dataset",
+    "mask",
+    "seconds_allowed",
+    "seconds",
+    "trials",
+    "complete",
+    "members",
+    "default",
+    "tuned",
+    "winner",
+    "refitted",
+    "best_tried",
+    "regret",
+    "mean",
+    "judged",
+    "reported",
+)
+
+
+def load(dataset: str, mask: int, path: Path = SHARED) -> tuple[np.ndarray, np.ndarray]:
+    """The complete table, scaled to [0, 1], and the cells to hide."""
+    with np.load(path) as stored:
+        complete = stored[f"{dataset}|X"].astype(float)
+        packed = stored[f"{dataset}|MAR|0.3|{mask}"]
+    return complete, np.unpackbits(packed)[: complete.size].reshape(complete.shape).astype(bool)
+
+
+def rmse(truth: np.ndarray, imputed: Any, hidden: np.ndarray) -> float:
+    """Pooled over the hidden cells."""
+    return float(np.sqrt(np.mean((np.asarray(imputed)[hidden] - truth[hidden]) ** 2)))
+
+
+def measure(dataset: str, mask: int, seconds: float, storage: Path) -> dict[str, Any]:
+    """Tune one table, then look at the truth."""
+    import torch
+
+    from remasker.imputer import ReMaskerImputer
+    from tuning import export, tune
+    from tuning.holdout import draw_holdout
+    from tuning.search import TRIALS, read_study
+    from tuning.trial import TrialData, read_result
+
+    torch.set_num_threads(1)
+    truth, hidden = load(dataset, mask)
+    table = np.where(hidden, np.nan, truth)
+    default = rmse(truth, ReMaskerImputer(random_state=0).fit_transform(table), hidden)
+    started = time.perf_counter()
+    name = f"{dataset}-{mask}"
+    result = tune(
+        table, name=name, trials=None, time_budget=seconds, storage=storage, progress=False
+    )
+    taken = time.perf_counter() - started
+
+    # The truth, for every trial that left a model: from its own checkpoint.
+    _, encoder, encoded, provenance = export.encode(table, {})
+    data = TrialData(table=encoded, holdout=draw_holdout(encoded.observed, 0))
+    provenance |= {"seed": 0}
+    true: dict[int, float] = {}
+    for trial in read_study(result.folder).get_trials(deepcopy=False):
+        fixed = export.read_run(result.folder)["search"]["fixed"]
+        place = result.folder / TRIALS / f"{trial.number:05d}"
+        found = read_result(place, {**fixed, **trial.params}, data)
+        if found is not None:
+            one = export.assemble(encoder, data, [found.member], None, provenance)
+            true[trial.number] = rmse(truth, one.transform(table), hidden)
+    members = list(result.imputer.ensemble_.members)
+    refitted = [export.refit_member(member, encoded) for member in members]
+    again = export.assemble(encoder, data, members, refitted, provenance)
+    winner = true[result.selection.chosen[0]]
+    return {
+        "dataset": dataset,
+        "mask": mask,
+        "seconds_allowed": seconds,
+        "seconds": round(taken, 1),
+        "trials": len(result.leaderboard),
+        "complete": int((result.leaderboard["state"] == "complete").sum()),
+        "members": len(members),
+        "default": default,
+        "tuned": rmse(truth, result.imputed, hidden),
+        "winner": winner,
+        "refitted": rmse(truth, again.transform(table), hidden),
+        "best_tried": min(true.values()),
+        "regret": winner / min(true.values()),
+        "mean": rmse(truth, np.where(hidden, np.nanmean(table, axis=0), truth), hidden),
+        "judged": result.selection.error,
+        "reported": result.error.error,
+    }
+
+
+def summarise(rows: pd.DataFrame) -> str:
+    """The figures by which tuning is judged."""
+    if rows.empty:
+        return "nothing measured yet"
+    rows = rows.assign(
+        tuned_ratio=rows["tuned"] / rows["default"],
+        refitted_ratio=rows["refitted"] / rows["default"],
+        single_ratio=rows["winner"] / rows["default"],
+    )
+    ratios = ["tuned_ratio", "single_ratio", "refitted_ratio", "regret"]
+    table = rows.groupby("dataset")[["default", "tuned", *ratios, "trials", "members"]].mean()
+    geometric = {name: math.exp(np.log(table[name]).mean()) for name in ratios}
+    return (
+        f"{table.round(3).to_string()}\n\ngeometric means over datasets: "
+        + ", ".join(f"{name} {value:.3f}" for name, value in geometric.items())
+        + f"\nmedian regret {table['regret'].median():.3f}; wanted: tuned_ratio ≤ 0.97, per dataset"
+        " ≤ 1.02, regret ≤ 1.03"
+    )
+
+
+# ---------------------------------------------------------------------- what the machinery costs
+
+
+def _bare(work: list[dict[str, Any]], data: Any) -> None:
+    import torch
+
+    from tuning.trial import run_trial
+
+    torch.set_num_threads(1)
+    for config in work:
+        run_trial(config, data, lambda report: None)
+
+
+def overhead(n_trials: int = 12) -> str:
+    """The same list of trainings by the search and by two bare processes, one after the other.
+
+    The search is timed from the first trial's start to the last one's end, the processes from
+    their start to their end: both load torch within that time.
+    """
+    from tuning import export
+    from tuning.affordable import Budget
+    from tuning.config import SearchConfig
+    from tuning.holdout import draw_holdout
+    from tuning.search import ray_session, search
+    from tuning.trial import TrialData
+
+    truth, hidden = load("raisin", 0)
+    _, _, encoded, _ = export.encode(np.where(hidden, np.nan, truth), {})
+    data = TrialData(table=encoded, holdout=draw_holdout(encoded.observed, 0))
+    fixed = {
+        "width": 32,
+        "encoder_depth": 2,
+        "decoder_depth": 1,
+        "epochs": 30,
+        "batch_size": 64,
+        "value_encoding": "linear",
+        "dropout": 0.0,
+        "masking": "random_ratio",
+        "loss": "all",
+        "learning_rate": 2e-3,
+    }
+    space = {**fixed, "masking_ratio": (0.3, 0.6)}
+    config = SearchConfig(
+        trials=n_trials,
+        time_budget=None,
+        space=space,
+        early_stopping=False,
+        concurrent=2,
+        portfolio=False,
+    )
+    moments: list[float] = []
+    configs: dict[int, dict[str, Any]] = {}
+
+    def tell(event: str, what: dict[str, Any]) -> None:
+        if event in ("start", "end"):
+            moments.append(time.perf_counter())
+        if event == "start":
+            configs[what["number"]] = what
+
+    with tempfile.TemporaryDirectory() as folder, ray_session(config):
+        search(data, config, Path(folder), Budget(math.inf), tell=tell)
+    ray_seconds = moments[-1] - moments[0]
+    work = list(configs.values())
+    context = multiprocessing.get_context("spawn")
+    both = [context.Process(target=_bare, args=(work[k::2], data)) for k in (0, 1)]
+    started = time.perf_counter()
+    for process in both:
+        process.start()
+    for process in both:
+        process.join()
+    bare_seconds = time.perf_counter() - started
+    return (
+        f"{n_trials} trainings: bare {bare_seconds:.1f} s, search {ray_seconds:.1f} s (first start "
+        f"to last end), share {bare_seconds / ray_seconds:.3f} (wanted: at least 0.95)"
+    )
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--datasets", nargs="+", default=DATASETS, choices=DATASETS)
+    parser.add_argument("--masks", nargs="+", type=int, default=[0, 1])
+    parser.add_argument("--seconds", type=float, default=300)
+    parser.add_argument("--csv", type=Path, default=Path("benchmarks/tuning.csv"))
+    parser.add_argument("--summary", action="store_true")
+    parser.add_argument("--overhead", action="store_true")
+    args = parser.parse_args()
+    if args.overhead:
+        print(overhead())
+        return
+    rows = pd.read_csv(args.csv) if args.csv.exists() else pd.DataFrame(columns=list(FIELDS))
+    if not args.summary:
+        from tuning.config import SearchConfig
+        from tuning.search import ray_session
+
+        with tempfile.TemporaryDirectory() as storage, ray_session(SearchConfig()):
+            for mask in args.masks:
+                for dataset in args.datasets:
+                    done = (rows["dataset"] == dataset) & (rows["mask"] == mask)
+                    if (done & (rows["seconds_allowed"] == args.seconds)).any():
+                        continue
+                    row = measure(dataset, mask, args.seconds, Path(storage))
+                    with open(args.csv, "a", newline="") as file:
+                        writer = csv.DictWriter(file, FIELDS)
+                        if file.tell() == 0:
+                            writer.writeheader()
+                        writer.writerow(row)
+                    rows = pd.read_csv(args.csv)
+                    print(row, flush=True)
+    print(summarise(rows[rows["seconds_allowed"] == args.seconds]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""One Ray for all tests of the search: starting it takes longer than most of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+import pytest
+
+
+@pytest.fixture(scope="session")
+def one_ray() -> Iterator[None]:
+    import ray
+
+    if not ray.is_initialized():
+        ray.init(
+            address="local",
+            num_cpus=2,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            object_store_memory=100 * 2**20,
+        )
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def small_table() -> pd.DataFrame:
+    """Mixed kinds, correlated, with gaps in three columns."""
+    rng = np.random.default_rng(0)
+    size = rng.normal(size=160)
+    frame = pd.DataFrame(
+        {
+            "size": size,
+            "weight": 2 * size + 0.3 * rng.normal(size=160),
+            "count": np.round(20 + 5 * size + rng.normal(size=160)),
+            "colour": np.where(size + 0.3 * rng.normal(size=160) > 0, "red", "blue"),
+        }
+    )
+    frame.loc[rng.random(160) < 0.25, "weight"] = np.nan
+    frame.loc[rng.random(160) < 0.2, "count"] = np.nan
+    frame.loc[rng.random(160) < 0.15, "colour"] = None
+    return frame

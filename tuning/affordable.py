@@ -1,0 +1,153 @@
+"""What may be proposed: settings that fit the memory and the time that is left."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.trial import FrozenTrial
+
+from tuning.cost import CostModel, peak_bytes
+from tuning.space import nearest_value
+
+
+class Budget:
+    """The time of one call, and how much of it the last stage will need.
+
+    An empty-handed end helps nobody: while no trial has left anything to use, the search may go on
+    for as long again, on a machine so busy that starting took all the time.
+
+    >>> budget = Budget(math.inf)
+    >>> budget.left_for_search(), budget.over
+    (inf, False)
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.total = seconds
+        self.started = time.monotonic()
+        #: Whether a trial has left something that can be used.
+        self.usable = False
+        #: Seconds kept back for selecting, refitting, imputing and writing.
+        self.reserve = 0.0 if math.isinf(seconds) else min(0.25 * seconds, 4 + 0.02 * seconds)
+
+    @property
+    def spent(self) -> float:
+        """Seconds since the call began."""
+        return time.monotonic() - self.started
+
+    def left_for_search(self) -> float:
+        """Seconds until the last stage must begin."""
+        return self.total - self.reserve - self.spent
+
+    @property
+    def over(self) -> bool:
+        """Whether searching has to end."""
+        grace = 0.0 if self.usable else max(30.0, self.total)
+        return self.left_for_search() + grace <= 0
+
+
+class Affordable:
+    """Settings that fit the memory and the time that is left.
+
+    >>> from tuning.space import make_space, warm_starts
+    >>> space, fixed = make_space(None, 100_000)
+    >>> cost = CostModel(n_rows=100_000, n_columns=50)
+    >>> affordable = Affordable(space, fixed, cost, seconds=lambda: 60.0, memory=1e9)
+    >>> large = warm_starts(space, 100_000)[-1]
+    >>> affordable(large), affordable(affordable.fit(large))
+    (False, True)
+    """
+
+    def __init__(
+        self,
+        space: Mapping[str, BaseDistribution],
+        fixed: Mapping[str, Any],
+        cost: CostModel,
+        *,
+        seconds: Callable[[], float],
+        memory: float,
+    ) -> None:
+        self.space, self.fixed, self.cost = space, fixed, cost
+        self.seconds, self.memory = seconds, memory
+
+    def __call__(self, point: Mapping[str, Any]) -> bool:
+        """Whether this point can be paid."""
+        settings = {**self.fixed, **point}
+        needed = peak_bytes(settings, self.cost.n_rows, self.cost.n_columns)
+        return needed <= self.memory and self.cost.seconds(settings) <= self.seconds()
+
+    def fit(self, point: Mapping[str, Any]) -> dict[str, Any]:
+        """The same point made cheaper until it fits: first fewer epochs, then a smaller model."""
+        point = dict(point)
+        for name in ("epochs", "decoder_depth", "encoder_depth", "width", "batch_size"):
+            distribution = self.space.get(name)
+            for _ in range(12):
+                if self(point):
+                    return point
+                if distribution is None:
+                    break
+                if name == "epochs":
+                    excess = self.cost.seconds({**self.fixed, **point}) / max(1e-9, self.seconds())
+                    wanted = point[name] / max(1.05, excess)
+                else:
+                    wanted = point[name] / 1.5
+                cheaper = nearest_value(distribution, wanted)
+                if isinstance(distribution, IntDistribution) and distribution.step == 1:
+                    cheaper = max(distribution.low, math.floor(wanted))
+                if cheaper is None or cheaper >= point[name]:
+                    break
+                point[name] = cheaper
+        return point
+
+
+class AffordableSampler(optuna.samplers.TPESampler):
+    """TPE over a space that is known from the start, which never proposes what cannot be paid."""
+
+    def __init__(
+        self, space: dict[str, BaseDistribution], affordable: Affordable, *, seed: int, n_first: int
+    ) -> None:
+        # The portfolio takes the place of TPE's random beginning.
+        super().__init__(
+            seed=seed, multivariate=True, constant_liar=True, n_startup_trials=max(4, n_first)
+        )
+        self._space, self._affordable = space, affordable
+        self._random = optuna.samplers.RandomSampler(seed=seed)
+
+    def infer_relative_search_space(
+        self, study: optuna.Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        """The whole space: it does not depend on what has been tried."""
+        return {name: d for name, d in self._space.items() if not d.single()}
+
+    def sample_relative(
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        search_space: dict[str, BaseDistribution],
+    ) -> dict[str, Any]:
+        """Draw until a point can be paid; in the end make one cheaper."""
+        single = {
+            name: d.to_external_repr(d.to_internal_repr(_only(d)))
+            for name, d in self._space.items()
+            if d.single()
+        }
+        point: dict[str, Any] = {}
+        for _ in range(20):
+            point = super().sample_relative(study, trial, search_space) or {
+                name: self._random.sample_independent(study, trial, name, distribution)
+                for name, distribution in search_space.items()
+            }
+            if self._affordable({**single, **point}):
+                return point
+        fitted = self._affordable.fit({**single, **point})
+        return {name: fitted[name] for name in point}
+
+
+def _only(distribution: BaseDistribution) -> Any:
+    if isinstance(distribution, CategoricalDistribution):
+        return distribution.choices[0]
+    return distribution.low  # type: ignore[attr-defined]

@@ -1,0 +1,395 @@
+"""One call from a table to the best model, its imputations and its record."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import os
+import shutil
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pandas as pd
+import ray
+from optuna.distributions import BaseDistribution, distribution_to_json, json_to_distribution
+
+from remasker.errors import ArtifactError, InvalidConfigError, check_choice, make_config
+from remasker.imputer import ReMaskerImputer
+from remasker.inference import Member
+from remasker.table import EncodedTable, TableEncoder
+from tuning import export
+from tuning.affordable import Budget
+from tuning.config import RunExistsError, SearchConfig, SearchFailedError
+from tuning.holdout import average, draw_holdout
+from tuning.live import View
+from tuning.report import render
+from tuning.search import JOURNAL, TRIALS, ray_session, read_study, records, search
+from tuning.selection import ErrorReport, Selection, error_report, leaderboard, select, shrinkage
+from tuning.space import make_space
+from tuning.trial import TrialData, TrialResult, read_result
+
+Space = tuple[dict[str, BaseDistribution], dict[str, Any]]
+#: Less free disk than this and a run would die half-way.
+MIN_FREE_BYTES = 100e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneResult:
+    """What a search gives."""
+
+    name: str
+    folder: Path
+    #: The completed table, of the type that was given.
+    imputed: Any
+    #: Fitted; an ensemble is one imputer too.
+    imputer: ReMaskerImputer
+    #: A row per trial, best first.
+    leaderboard: pd.DataFrame
+    #: Measured on cells that took part in nothing else.
+    error: ErrorReport
+    selection: Selection
+
+    def export(self, path: str | os.PathLike[str]) -> Path:
+        """Write the model to a directory of your own; `ReMaskerImputer.load` reads it."""
+        return self.imputer.save(path)
+
+
+def tune(
+    table: Any,
+    *,
+    name: str = "table",
+    kinds: Mapping[Hashable, str] | None = None,
+    exclude: Sequence[Hashable] = (),
+    bounds: Any = None,
+    missing_values: object = np.nan,
+    text: str = "ignore",
+    source: str | None = None,
+    **options: Any,
+) -> TuneResult:
+    """Search for the best model of a table; return it with the completed table.
+
+    `options` are those of `SearchConfig`; `kinds`, `exclude`, `bounds`, `missing_values` and `text`
+    are those of `ReMaskerImputer`. Everything is also written to `storage`/`name`. `source` is the
+    path that the table was read from, for the record and for the format of the imputed table; a
+    table of `remasker.files` also keeps its own way of writing.
+
+    >>> tune(pd.DataFrame({"a": [1.0, None]}), trails=3)
+    Traceback (most recent call last):
+    remasker.errors.InvalidConfigError: unknown setting 'trails'; did you mean 'trials'?
+    """
+    config: SearchConfig = make_config(SearchConfig, options)
+    table_options = {
+        "kinds": kinds,
+        "exclude": tuple(exclude),
+        "bounds": bounds,
+        "missing_values": missing_values,
+        "text": text,
+    }
+    return _tune(table, name, config, table_options, source, Budget(config.seconds))
+
+
+def tune_many(tables: Mapping[str, Any], **options: Any) -> dict[str, TuneResult]:
+    """Tune several tables, by name, one after the other on one cluster; one export each.
+
+    The limits (`trials`, `time_budget`) are those of each table.
+
+    >>> tune_many({})
+    {}
+    """
+    if not tables:
+        return {}
+    only_search = {k: v for k, v in options.items() if k in SearchConfig.__dataclass_fields__}
+    with ray_session(make_config(SearchConfig, only_search)):
+        return {name: tune(table, name=name, **options) for name, table in tables.items()}
+
+
+def _tune(
+    table: Any,
+    name: str,
+    config: SearchConfig,
+    table_options: dict[str, Any],
+    source: str | None,
+    budget: Budget,
+) -> TuneResult:
+    """Everything that can be refused is refused before anything is started or written."""
+    file = table if hasattr(table, "render") and hasattr(table, "frame") else None
+    table = table if file is None else file.frame
+    frame, encoder, encoded, provenance = export.encode(table, table_options)
+    folder = run_folder(config, name)
+    space = make_space(config.space, len(encoded))
+    check_choice("device", config.device.split(":")[0], ("cpu", "cuda", "mps"))
+    check_folder(folder, config)
+    with locked(folder):
+        record: dict[str, Any] = {
+            "name": name,
+            "state": "searching",
+            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "versions": export.versions(),
+            "machine": export.machine(),
+            "data": {
+                "source": source,
+                "fingerprint": export.fingerprint(frame),
+                "rows": len(frame),
+                "columns": [str(column) for column in frame.columns],
+                "missing_cells": int((~encoded.observed).sum()),
+                "options": {k: v for k, v in table_options.items() if v is not None},
+            },
+            "search": _search_record(config, space),
+        }
+        if (folder / export.RUN).is_file():
+            record, space = _continue(folder, record, config, space)
+        seed = record["search"]["random_state"]
+        data = TrialData(
+            table=encoded,
+            holdout=draw_holdout(encoded.observed, seed),
+            metric=record["search"]["metric"],
+            device=config.device,
+            checkpoint_seconds=config.checkpoint_seconds,
+        )
+        export.write_json(folder / export.RUN, record)
+        with (
+            ray_session(config),
+            View(config, name, budget, _mean_error(data)) as view,
+            _resumable(name, folder),
+        ):
+            study = search(data, config, folder, budget, space=space, seed=seed, tell=view.tell)
+            view.tell("stage", {"text": "choosing the best and completing the table"})
+            numbers, results = _results(study, space[1], folder, data)
+            judge = data.judge(data.holdout.judge)
+            judged = [result.judged for result in results]
+            selection = select(judge, judged, config.max_members)
+            members = [results[k].member for k in selection.chosen]
+            refitted = _refit(members, data, config) if config.refit else None
+        # Members of an ensemble are found again by their trial's number.
+        chosen = tuple(numbers[k] for k in selection.chosen)
+        provenance |= {"seed": members[0].seed, "run": name, "trials": list(chosen)}
+        if file is not None:
+            # So that `remasker impute` reads other files as this one was read.
+            provenance["file"] = {"name": Path(source or name).name, **file.memory}
+        imputer = export.assemble(encoder, data, members, refitted, provenance)
+        outcome = _measure(data, results, selection, encoder)
+        result = TuneResult(
+            name=name,
+            folder=folder,
+            imputed=imputer.transform(table),
+            imputer=imputer,
+            leaderboard=leaderboard(records(study, space[1])),
+            error=outcome,
+            selection=Selection(**{**vars(selection), "chosen": chosen}),
+        )
+        joint = average([judged[k] for k in selection.chosen])
+        record |= {
+            "state": "finished",
+            "seconds": round(budget.spent, 1),
+            "members": [
+                {"trial": number, "seed": m.seed, "epochs": m.epochs, "settings": _settings(m)}
+                for number, m in zip(chosen, members, strict=True)
+            ],
+            "selection": vars(result.selection),
+            "error": _error_record(outcome),
+            # For the day when an artifact can hold them; see `selection.shrinkage`.
+            "shrinkage": {"applied": False, "factors": shrinkage(judge, joint)},
+        }
+        _write(result, record, frame, source, file)
+    return result
+
+
+# ---------------------------------------------------------------------- before
+
+
+def run_folder(config: SearchConfig, name: str) -> Path:
+    """Where a run lives.
+
+    >>> run_folder(SearchConfig(storage="/tmp"), "a/b")
+    Traceback (most recent call last):
+    remasker.errors.InvalidConfigError: name: expected a plain folder name, got 'a/b'
+    """
+    if not name or name in (".", "..") or os.sep in name or name.startswith("."):
+        raise InvalidConfigError(f"name: expected a plain folder name, got {name!r}")
+    return Path(config.storage).expanduser().absolute() / name
+
+
+def check_folder(folder: Path, config: SearchConfig) -> None:
+    """Refuse a name that is taken, a path that cannot be written, a disk that is full."""
+    if (folder / JOURNAL).exists() and not config.resume:
+        raise RunExistsError(
+            f"{folder} already holds a run; continue it with resume=True, or choose another name"
+        )
+    if folder.exists() and not (folder / JOURNAL).exists() and _foreign(folder):
+        raise RunExistsError(f"{folder} exists and is not a run; choose another name or storage")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".probe.{os.getpid()}"
+        probe.write_bytes(b"x")
+        probe.unlink()
+    except OSError as error:
+        raise ArtifactError(
+            f"cannot write to {folder}: {error.strerror or error}; choose another storage"
+        ) from error
+    free = shutil.disk_usage(folder).free
+    if free < MIN_FREE_BYTES:
+        raise ArtifactError(
+            f"{folder}: only {free / 1e6:.0f} MB of disk are free, a run needs "
+            f"{MIN_FREE_BYTES / 1e6:.0f} MB; choose another storage"
+        )
+
+
+def _foreign(folder: Path) -> bool:
+    ours = {".lock", ".ray", export.RUN, TRIALS}
+    return any(path.name not in ours for path in folder.iterdir())
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One process per run: a second one is told so, not allowed to mix its trials in."""
+    with open(folder / ".lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RunExistsError(
+                f"{folder} is being run by another process; wait for it, or choose another name"
+            ) from None
+        yield
+
+
+def _search_record(config: SearchConfig, space: Space) -> dict[str, Any]:
+    return {
+        "random_state": config.random_state,
+        "metric": config.metric,
+        "trials": config.trials,
+        "time_budget": config.time_budget,
+        "refit": config.refit,
+        "max_members": config.max_members,
+        "space": {name: distribution_to_json(d) for name, d in space[0].items()},
+        "fixed": space[1],
+    }
+
+
+def _continue(
+    folder: Path, record: dict[str, Any], config: SearchConfig, space: Space
+) -> tuple[dict[str, Any], Space]:
+    """A run that goes on keeps its cells, its metric and its space; only the limits are new."""
+    old = export.read_run(folder)
+    if old["data"]["fingerprint"] != record["data"]["fingerprint"]:
+        raise RunExistsError(
+            f"{folder} belongs to another table: its contents differ; choose another name"
+        )
+    stored = {k: json_to_distribution(d) for k, d in old["search"]["space"].items()}
+    if config.space is not None and (stored, old["search"]["fixed"]) != space:
+        raise RunExistsError(
+            f"{folder} searched another space; leave space out to continue it, or choose another "
+            "name"
+        )
+    kept = {key: old["search"][key] for key in ("random_state", "metric", "space", "fixed")}
+    record["search"] |= kept
+    record["created"] = old["created"]
+    return record, (stored, old["search"]["fixed"])
+
+
+@contextlib.contextmanager
+def _resumable(name: str, folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        trials = read_study(folder).get_trials(deepcopy=False)
+        done = sum(trial.state.is_finished() for trial in trials)
+        raise KeyboardInterrupt(
+            f"stopped; {folder} keeps everything ({done} trials finished). Continue with "
+            f"tune(table, name={name!r}, storage={str(folder.parent)!r}, resume=True) or "
+            f"`remasker tune … --name {name} --storage {folder.parent} --resume`"
+        ) from None
+
+
+# ---------------------------------------------------------------------- after
+
+
+def _mean_error(data: TrialData) -> float:
+    judge = data.judge(data.holdout.judge)
+    return judge.error(judge.losses(judge.baseline()))
+
+
+def _results(
+    study: optuna.Study, fixed: Mapping[str, Any], folder: Path, data: TrialData
+) -> tuple[list[int], list[TrialResult]]:
+    """The finished trials' numbers and results; if none finished, of those that were cut short."""
+    trials = study.get_trials(deepcopy=False)
+    for states in (("COMPLETE",), ("PRUNED", "RUNNING")):
+        found = {
+            trial.number: read_result(
+                folder / TRIALS / f"{trial.number:05d}", {**fixed, **trial.params}, data
+            )
+            for trial in trials
+            if trial.state.name in states
+        }
+        kept = {number: result for number, result in found.items() if result is not None}
+        if kept:
+            return list(kept), list(kept.values())
+    reasons = [t.user_attrs["failure"] for t in trials if "failure" in t.user_attrs]
+    if reasons:
+        raise SearchFailedError(f"all {len(reasons)} trials failed; the first: {reasons[0]}")
+    raise SearchFailedError(
+        "the time ended before any trial had got far enough to be used; give a larger time_budget"
+    )
+
+
+def _refit(members: Sequence[Member], data: TrialData, config: SearchConfig) -> list[Member]:
+    """The members trained on all observed cells, side by side."""
+
+    def one(member: Member, table: EncodedTable, device: str) -> Member:
+        with export.one_thread():
+            return export.refit_member(member, table, device)
+
+    task = ray.remote(num_cpus=config.cpus_per_trial, num_gpus=config.gpus_per_trial)(one)
+    shared = ray.put(data.table)
+    refitted: list[Member] = ray.get([task.remote(m, shared, data.device) for m in members])
+    return refitted
+
+
+def _measure(
+    data: TrialData, results: Sequence[TrialResult], selection: Selection, encoder: TableEncoder
+) -> ErrorReport:
+    """The error of what is returned, on the report cells.
+
+    After a refit it is that of the members before it, which had seen fewer cells.
+    """
+    judge = data.judge(data.holdout.report)
+    joint = average([results[k].reported for k in selection.chosen])
+    return error_report(judge, joint, [column.name for column in encoder.modelled])
+
+
+def _settings(member: Member) -> dict[str, Any]:
+    return {**vars(member.model_config), **vars(member.training_config)}
+
+
+def _error_record(error: ErrorReport) -> dict[str, Any]:
+    columns = error.columns.reset_index().to_dict(orient="records")
+    return {**{k: v for k, v in vars(error).items() if k != "columns"}, "columns": columns}
+
+
+def _write(
+    result: TuneResult,
+    record: Mapping[str, Any],
+    frame: pd.DataFrame,
+    source: str | None,
+    file: Any,
+) -> None:
+    folder = result.folder
+    result.imputer.save(folder / export.MODEL)
+    ending = "".join(Path(source).suffixes[-2:]) if source else ".csv"
+    target = folder / f"imputed{ending or '.csv'}"
+    if file is None:
+        export.write_table(result.imputed, target)
+    else:
+        with export.atomic(target) as path:
+            path.write_bytes(file.render(result.imputed, str(target)))
+    with export.atomic(folder / export.LEADERBOARD) as path:
+        result.leaderboard.to_csv(path, index=False)
+    page = render(export.plain(record), result.leaderboard, frame, result.imputer)
+    export.write_text(folder / export.REPORT, page)
+    # Last: a record that says "finished" means that everything above is there.
+    export.write_json(folder / export.RUN, record)
