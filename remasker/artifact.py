@@ -51,7 +51,7 @@ def save_artifact(
     target = Path(path)
     if target.exists() and not (target / MANIFEST).is_file():
         raise ArtifactError(f"{target} exists and is not a saved model; choose another path")
-    manifest = {
+    manifest: dict[str, Any] = {
         "format": FORMAT,
         "library": remasker.__version__,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -73,11 +73,13 @@ def save_artifact(
     for index, member in enumerate(ensemble.members):
         for name, tensor in member.weights.items():
             tensors[f"{index}.{name}"] = np.ascontiguousarray(tensor.numpy())
-    if ensemble.experts is not None:
-        arrays, manifest["experts"] = ensemble.experts.to_tensors()
-        tensors |= {f"experts.{name}": array for name, array in arrays.items()}
-        if ensemble.tightening is not None:
-            tensors["tightening"] = ensemble.tightening
+    if ensemble.tightening is not None:
+        tensors["tightening"] = ensemble.tightening
+    manifest["experts"] = []
+    for index, experts in enumerate(ensemble.experts):
+        arrays, entry = experts.to_tensors()
+        manifest["experts"].append(entry)
+        tensors |= {f"experts.{index}.{name}": array for name, array in arrays.items()}
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -130,27 +132,21 @@ def load_artifact(
         n_categories = tuple(len(column.categories) for column in encoder.modelled)
         members = []
         for index, entry in enumerate(manifest["members"]):
-            prefix = f"{index}."
+            weights = _below(tensors, f"{index}.")
             member = Member(
                 model_config=make_config(ModelConfig, entry["model"]),
                 training_config=make_config(TrainingConfig, entry["training"]),
-                weights={
-                    name.removeprefix(prefix): torch.from_numpy(tensor)
-                    for name, tensor in tensors.items()
-                    if name.startswith(prefix)
-                },
+                weights={name: torch.from_numpy(array) for name, array in weights.items()},
                 seed=entry["seed"],
                 epochs=entry["epochs"],
                 error=entry["error"],
             )
             member.build(n_categories)
             members.append(member)
-        experts = None
-        if manifest.get("experts") is not None:
-            mine = {
-                k.removeprefix("experts."): v for k, v in tensors.items() if k[:8] == "experts."
-            }
-            experts = Experts.from_tensors(mine, manifest["experts"])
+        experts = tuple(
+            Experts.from_tensors(_below(tensors, f"experts.{index}."), entry)
+            for index, entry in enumerate(manifest["experts"])
+        )
         residuals = tensors["residuals"]
         if residuals.shape[0] != len(n_categories):
             raise ValueError(f"residuals of {residuals.shape[0]} columns")
@@ -168,6 +164,10 @@ def load_artifact(
         device=device,
     )
     return encoder, ensemble, manifest
+
+
+def _below(tensors: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
 def _put_in_place(staging: Path, target: Path) -> None:

@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,12 +26,11 @@ from remasker.errors import (
     check_integer,
     check_number,
 )
-from remasker.experts import fit_experts
-from remasker.holdout import hold_out
-from remasker.inference import Ensemble, normal_residuals
+from remasker.fitting import N_FOLDS, N_MEMBERS, make_ensemble, make_plan, make_trainer, train
+from remasker.inference import Ensemble
 from remasker.model import ModelConfig
 from remasker.table import EncodedTable, TableEncoder
-from remasker.training import EpochReport, Member, Trainer, TrainingConfig
+from remasker.training import EpochReport, Member, TrainingConfig
 
 PAPER = {
     "encoder_depth": 8,
@@ -279,33 +279,17 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
         seed: int,
     ) -> Ensemble:
         device = resolve_device(self.device)
-        n_columns = table.values.shape[1]
-        n_members = self._n_members()
-        random = np.random.default_rng(seed)
-        # With experts every member leaves out a fold of rows, so that each row has a member that
-        # can speak of it honestly; without, some cells, so that together they have seen all.
-        folds = random.permutation(np.arange(len(table)) % n_members)
-        held_out = np.zeros((n_members, *table.observed.shape), dtype=bool)
+        experts = self.experts is not None
+        n_members = self.n_members or (N_FOLDS if experts else N_MEMBERS)
+        plan = make_plan(table, n_members, self.validation_fraction, experts=experts, seed=seed)
         members: list[Member] = []
         with progress(bool(self.verbose), n_members) as tell:
             for k in range(n_members if table.observed.any() else 0):
-                hidden, rows = held_out[k], np.ones(len(table), dtype=bool)
-                if self.validation_fraction:
-                    hidden |= hold_out(table.observed, self.validation_fraction, random)
-                if self._with_experts and n_members > 1:
-                    rows = folds != k
-                    hidden[rows] = False
-                trainer = Trainer(
-                    table.take(rows),
-                    model_config,
-                    training_config,
-                    held_out=hidden[rows],
-                    seed=seed + k,
-                    device=device,
+                trainer = make_trainer(
+                    table, plan, k, model_config, training_config, seed=seed, device=device
                 )
                 try:
-                    for report in trainer.epochs():
-                        tell(k, report)
+                    members.append(train(trainer, partial(tell, k)))
                 except KeyboardInterrupt:
                     if trainer.epoch == 0 and not members:
                         raise
@@ -317,28 +301,7 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
                     if trainer.epoch:
                         members.append(trainer.member())
                     break
-                members.append(trainer.member())
-        ensemble = Ensemble(
-            members=tuple(members),
-            n_categories=table.n_categories,
-            residuals=normal_residuals(n_columns),
-            device=device,
-        )
-        if self._with_experts and len(members) == n_members > 1:
-            ensemble.experts = fit_experts(
-                table, ensemble.soft, honest=ensemble.honest(folds), seed=seed
-            )
-        ensemble.calibrate(table, held_out[: len(members)])
-        return ensemble
-
-    @property
-    def _with_experts(self) -> bool:
-        return self.experts is not None
-
-    def _n_members(self) -> int:
-        if self.n_members is not None:
-            return self.n_members
-        return 3 if self._with_experts else 2
+        return make_ensemble(table, members, plan, n_experts=int(experts), seed=seed, device=device)
 
     # ------------------------------------------------------------------ imputing
 

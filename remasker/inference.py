@@ -38,8 +38,8 @@ class Ensemble:
     n_categories: tuple[int, ...]
     #: d × 101: quantiles of held-out (truth - value) / scale, which make intervals and draws honest
     residuals: np.ndarray
-    #: The second stage, which has the last word on point estimates.
-    experts: Experts | None = None
+    #: The second stage, which has the last word on point estimates; several are averaged.
+    experts: tuple[Experts, ...] = ()
     #: d: how much smaller than the models' the experts' held-out errors are, at most 1
     tightening: np.ndarray | None = None
     device: str = "cpu"
@@ -103,9 +103,10 @@ class Ensemble:
 
     def complete(self, table: EncodedTable) -> np.ndarray:
         """The soft prediction of every cell by both stages."""
-        if self.experts is not None:
-            return self.experts.complete(table, self.soft)
-        return self.soft(table.values, table.observed)
+        if not self.experts:
+            return self.soft(table.values, table.observed)
+        said = [experts.complete(table, self.soft) for experts in self.experts]
+        return np.mean(said, axis=0)
 
     def impute(self, table: EncodedTable) -> np.ndarray:
         """The most likely value of every cell: a scaled number, or the code of a level."""
@@ -128,7 +129,7 @@ class Ensemble:
         """One member by itself, without experts."""
         models = self._models[index : index + 1]
         member = self.members[index : index + 1]
-        return replace(self, members=member, experts=None, tightening=None, _models=models)
+        return replace(self, members=member, experts=(), tightening=None, _models=models)
 
     def intervals(self, table: EncodedTable, level: float) -> tuple[np.ndarray, np.ndarray]:
         """Lower and upper ends that hold `level` of the truth; 0 for categories."""
@@ -156,10 +157,10 @@ class Ensemble:
         to their own estimate and narrow them to their own error.
         """
         draws = self._draw(table, n_draws, random_state)
-        if self.experts is None or self.tightening is None:
+        if not self.experts or self.tightening is None:
             yield from draws
             return
-        theirs, ours = self.impute(table), replace(self, experts=None).impute(table)
+        theirs, ours = self.impute(table), replace(self, experts=()).impute(table)
         numeric = np.array(self.n_categories) == 0
         for drawn in draws:
             moved = theirs + self.tightening * (drawn - ours)
@@ -207,19 +208,22 @@ class Ensemble:
             values[rows[gaps], j] = drawn[gaps]
 
     def calibrate(self, table: EncodedTable, held_out: np.ndarray) -> None:
-        """Learn the distribution of residuals from held-out cells (members × rows × columns).
+        """Learn the distribution of residuals from held-out cells.
 
-        Each member is asked about the cells that it has not trained on. Columns with few of them
-        lean on the others: residuals come in units of the predicted scale, so they can be pooled.
+        Cells that no member has trained on are rows × columns; with another leading dimension each
+        member is asked about cells of its own. Columns with few of them lean on the others:
+        residuals come in units of the predicted scale, so they can be pooled.
         """
+        asked = [(self, held_out)]
+        if held_out.ndim == 3:
+            asked = [(self.alone(index), hidden) for index, hidden in enumerate(held_out)]
         outcomes, errors = [], []
-        for index, hidden in enumerate(held_out):
+        for models, hidden in asked:
             rows = hidden.any(axis=1)
-            alone = self.alone(index)
             part = table.hide(hidden)
             part = replace(part, values=part.values[rows], observed=part.observed[rows])
             outcome, missed = np.empty((2, *part.values.shape))
-            for batch, predicted in alone.batches(part):
+            for batch, predicted in models.batches(part):
                 missed[batch] = table.values[rows][batch] - predicted.value
                 outcome[batch] = missed[batch] / predicted.scale
             outcomes.append(np.where(hidden[rows], outcome, np.nan))
@@ -233,7 +237,10 @@ class Ensemble:
         pooled = pooled[np.isfinite(pooled)]
         if not len(pooled):
             return
-        common = np.quantile(pooled, QUANTILES)
+        # A handful of residuals says little of the tails: a normal distribution stands in.
+        known = len(pooled) / (len(pooled) + 20)
+        normal = normal_residuals(1)[0]
+        common = known * np.quantile(pooled, QUANTILES) + (1 - known) * normal
         for j in np.flatnonzero(numeric):
             own = outcome[np.isfinite(outcome[:, j]), j]
             trust = len(own) / (len(own) + 50)
@@ -243,10 +250,10 @@ class Ensemble:
 
     def _tighten(self, errors: np.ndarray) -> None:
         """Compare the models' held-out errors with those that the experts made on unseen cells."""
-        if self.experts is None:
+        if not self.experts:
             return
         self.tightening = np.ones(len(self.n_categories))
-        for j, quantiles in enumerate(self.experts.residuals):
+        for j, quantiles in enumerate(self.experts[0].residuals):
             own = errors[np.isfinite(errors[:, j]), j]
             if len(own) >= 20 and np.isfinite(quantiles).all():
                 ratio = np.sqrt((quantiles**2).mean() / max((own**2).mean(), 1e-12))

@@ -169,7 +169,7 @@ class TableEncoder:
         names = list(frame.columns)
         if len(names) == 0:
             raise InvalidTableError(
-                f"the table has no columns (0 feature(s), shape={frame.shape}) while a minimum of "
+                f"the table has no columns: 0 feature(s) (shape={frame.shape}) while a minimum of "
                 "1 is required."
             )
         if len(frame) == 0:

@@ -25,8 +25,9 @@ ALLOWED = {
     "experts": {"errors", "expert_models", "table"},
     "inference": {"experts", "model", "table", "training"},
     "artifact": {"errors", "experts", "inference", "model", "table", "training"},
+    "fitting": {"experts", "holdout", "inference", "model", "table", "training"},
     "imputer": {
-        "artifact", "errors", "experts", "holdout", "inference", "model", "table", "training",
+        "artifact", "errors", "fitting", "inference", "model", "table", "training",
     },
     "metrics": {"errors"},
     "missingness": {"errors", "metrics"},

@@ -103,7 +103,7 @@ def test_empty_tables() -> None:
         "the table has no rows (0 sample(s)) while a minimum of 1 is required."
     )
     assert refusal(pd.DataFrame(index=[0, 1])) == (
-        "the table has no columns (0 feature(s), shape=(2, 0)) while a minimum of 1 is required."
+        "the table has no columns: 0 feature(s) (shape=(2, 0)) while a minimum of 1 is required."
     )
 
 

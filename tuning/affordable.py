@@ -26,18 +26,26 @@ class Budget:
     (inf, False)
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, *, second_stage: bool = False) -> None:
         self.total = seconds
         self.started = time.monotonic()
         #: Whether a trial has left something that can be used.
         self.usable = False
         #: Seconds kept back for selecting, refitting, imputing and writing.
         self.reserve = 0.0 if math.isinf(seconds) else min(0.25 * seconds, 4 + 0.02 * seconds)
+        if second_stage and not math.isinf(seconds):
+            # Experts have gained more than further trials wherever both were measured.
+            self.reserve = 0.5 * seconds
 
     @property
     def spent(self) -> float:
         """Seconds since the call began."""
         return time.monotonic() - self.started
+
+    @property
+    def left(self) -> float:
+        """Seconds of the whole call that are left."""
+        return self.total - self.spent
 
     def left_for_search(self) -> float:
         """Seconds until the last stage must begin."""

@@ -20,15 +20,16 @@ from optuna.distributions import BaseDistribution, distribution_to_json, json_to
 
 from remasker.errors import ArtifactError, InvalidConfigError, check_choice, make_config
 from remasker.imputer import ReMaskerImputer
-from remasker.inference import Member
 from remasker.table import EncodedTable, TableEncoder
+from remasker.training import Member
 from tuning import export
 from tuning.affordable import Budget
 from tuning.config import RunExistsError, SearchConfig, SearchFailedError
-from tuning.holdout import average, draw_holdout
+from tuning.holdout import CellPrediction, average, draw_holdout
 from tuning.live import View
 from tuning.report import render
 from tuning.search import JOURNAL, TRIALS, ray_session, read_study, records, search
+from tuning.second_stage import SecondStage, add_experts
 from tuning.selection import ErrorReport, Selection, error_report, leaderboard, select, shrinkage
 from tuning.space import make_space
 from tuning.trial import TrialData, TrialResult, read_result
@@ -90,7 +91,14 @@ def tune(
         "missing_values": missing_values,
         "text": text,
     }
-    return _tune(table, name, config, table_options, source, Budget(config.seconds))
+    return _tune(
+        table,
+        name,
+        config,
+        table_options,
+        source,
+        Budget(config.seconds, second_stage=config.experts is not None),
+    )
 
 
 def tune_many(tables: Mapping[str, Any], **options: Any) -> dict[str, TuneResult]:
@@ -164,15 +172,24 @@ def _tune(
             judged = [result.judged for result in results]
             selection = select(judge, judged, config.max_members)
             members = [results[k].member for k in selection.chosen]
-            refitted = _refit(members, data, config) if config.refit else None
+            joint = average([judged[k] for k in selection.chosen])
+            second = None
+            if config.experts is not None:
+                view.tell("stage", {"text": "experts on top of the best"})
+                second = add_experts(members[0], data, joint, config, budget)
+            refitted = None
+            if config.refit and second is None:
+                refitted = _refit(members, data, config)
         # Members of an ensemble are found again by their trial's number.
         chosen = tuple(numbers[k] for k in selection.chosen)
         provenance |= {"seed": members[0].seed, "run": name, "trials": list(chosen)}
         if file is not None:
             # So that `remasker impute` reads other files as this one was read.
             provenance["file"] = {"name": Path(source or name).name, **file.memory}
-        imputer = export.assemble(encoder, data, members, refitted, provenance)
-        outcome = _measure(data, results, selection, encoder)
+        stages = None if second is None else second.ensemble
+        imputer = export.assemble(encoder, data, members, refitted, provenance, stages)
+        reported = average([results[k].reported for k in selection.chosen])
+        outcome = _measure(data, reported if second is None else second.reported, encoder)
         result = TuneResult(
             name=name,
             folder=folder,
@@ -182,7 +199,6 @@ def _tune(
             error=outcome,
             selection=Selection(**{**vars(selection), "chosen": chosen}),
         )
-        joint = average([judged[k] for k in selection.chosen])
         record |= {
             "state": "finished",
             "seconds": round(budget.spent, 1),
@@ -191,6 +207,9 @@ def _tune(
                 for number, m in zip(chosen, members, strict=True)
             ],
             "selection": vars(result.selection),
+            "second_stage": None
+            if second is None
+            else {"gain": second.gain, "refitted": second.refitted, "experts": _weights(second)},
             "error": _error_record(outcome),
             # For the day when an artifact can hold them; see `selection.shrinkage`.
             "shrinkage": {"applied": False, "factors": shrinkage(judge, joint)},
@@ -264,6 +283,7 @@ def _search_record(config: SearchConfig, space: Space) -> dict[str, Any]:
         "trials": config.trials,
         "time_budget": config.time_budget,
         "refit": config.refit,
+        "experts": config.experts,
         "max_members": config.max_members,
         "space": {name: distribution_to_json(d) for name, d in space[0].items()},
         "fixed": space[1],
@@ -350,16 +370,18 @@ def _refit(members: Sequence[Member], data: TrialData, config: SearchConfig) -> 
     return refitted
 
 
-def _measure(
-    data: TrialData, results: Sequence[TrialResult], selection: Selection, encoder: TableEncoder
-) -> ErrorReport:
+def _measure(data: TrialData, reported: CellPrediction, encoder: TableEncoder) -> ErrorReport:
     """The error of what is returned, on the report cells.
 
-    After a refit it is that of the members before it, which had seen fewer cells.
+    After a refit it is that of the model before it, which had seen fewer cells.
     """
     judge = data.judge(data.holdout.report)
-    joint = average([results[k].reported for k in selection.chosen])
-    return error_report(judge, joint, [column.name for column in encoder.modelled])
+    return error_report(judge, reported, [column.name for column in encoder.modelled])
+
+
+def _weights(second: SecondStage) -> list[dict[str, Any]]:
+    """What the experts and the model weigh in each column, and what the model adds to them."""
+    return [record for experts in second.ensemble.experts for record in experts.weights_table()]
 
 
 def _settings(member: Member) -> dict[str, Any]:

@@ -57,6 +57,7 @@ class SearchConfig:
     early_stopping: bool = True
     portfolio: bool = True
     max_members: int = 5
+    experts: str | None = "auto"
     refit: bool = False
     device: str = "cpu"
     #: How much training a crash may cost.
@@ -80,6 +81,8 @@ class SearchConfig:
             check_integer("concurrent", self.concurrent, 1)
         check_number("cpus_per_trial", self.cpus_per_trial, 0, 1024, open_low=True)
         check_number("gpus_per_trial", self.gpus_per_trial, 0, 1024)
+        if self.experts is not None:
+            check_choice("experts", self.experts, ("auto",))
         check_integer("max_members", self.max_members, 1)
         check_number("checkpoint_seconds", self.checkpoint_seconds, 0, 86400)
         if self.space is not None and not isinstance(self.space, Mapping):

@@ -21,6 +21,7 @@ import os
 import platform
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -31,10 +32,11 @@ import torch
 
 from remasker.errors import ArtifactError, InvalidTableError
 from remasker.imputer import ReMaskerImputer, as_frame
-from remasker.inference import Ensemble, Member, normal_residuals
+from remasker.inference import Ensemble, normal_residuals
 from remasker.table import EncodedTable, TableEncoder
-from remasker.training import Trainer
+from remasker.training import Member, Trainer
 from tuning.holdout import draw_holdout
+from tuning.second_stage import two_stages
 from tuning.trial import TrialData, read_result, run_trial
 
 RUN, MODEL, LEADERBOARD, REPORT = "run.json", "model", "leaderboard.csv", "report.html"
@@ -65,14 +67,7 @@ def refit_member(member: Member, table: EncodedTable, device: str = "cpu") -> Me
     for report in trainer.epochs():
         if report.epoch >= member.epochs:
             break
-    return Member(
-        model_config=member.model_config,
-        training_config=member.training_config,
-        weights=trainer.best_weights(),
-        seed=member.seed,
-        epochs=member.epochs,
-        error=member.error,
-    )
+    return replace(trainer.member(), epochs=member.epochs, error=member.error)
 
 
 def assemble(
@@ -81,32 +76,30 @@ def assemble(
     members: Sequence[Member],
     refitted: Sequence[Member] | None,
     provenance: Mapping[str, Any],
+    stages: Ensemble | None = None,
 ) -> ReMaskerImputer:
-    """A fitted imputer from chosen members.
+    """A fitted imputer from chosen members, or from the two stages that took their place.
 
     Intervals and draws are calibrated on the judge cells by the members that did not train on them,
     also when refitted ones take their place.
     """
-    ensemble = Ensemble(
+    ensemble = stages or Ensemble(
         members=tuple(members),
         n_categories=data.table.n_categories,
         residuals=normal_residuals(len(data.table.n_categories)),
         device=data.device,
     )
-    ensemble.calibrate(data.table.hide(data.holdout.report), data.holdout.judge)
+    if stages is None:
+        ensemble.calibrate(data.table.hide(data.holdout.report), data.holdout.judge)
     if refitted is not None:
-        ensemble = Ensemble(
-            members=tuple(refitted),
-            n_categories=data.table.n_categories,
-            residuals=ensemble.residuals,
-            device=data.device,
-        )
+        ensemble = replace(ensemble, members=tuple(refitted), _models=[])
     first = members[0]
     known = set(ReMaskerImputer._get_param_names())
     settings = {**vars(first.model_config), **vars(first.training_config)}
     imputer = ReMaskerImputer(
         **{name: value for name, value in settings.items() if name in known},
-        n_members=len(members),
+        n_members=len(ensemble.members),
+        experts="auto" if ensemble.experts else None,
         bounds=encoder.bounds,
         exclude=encoder.exclude,
         kinds=encoder.kinds or None,
@@ -173,10 +166,14 @@ def reproduce(run: str | os.PathLike[str], table: Any) -> ReMaskerImputer:
             result = read_result(place, entry["settings"], data)
             assert result is not None
             members.append(result.member)
-        refitted = None
-        if record["search"]["refit"]:
+        refitted, stages, second = None, None, record.get("second_stage")
+        if second is not None:
+            seen = encoded if second["refitted"] else encoded.hide(data.holdout.all)
+            stages = two_stages(seen, members[0], data.device)
+        elif record["search"]["refit"]:
             refitted = [refit_member(member, encoded) for member in members]
-    return assemble(encoder, data, members, refitted, {**provenance, "seed": members[0].seed})
+    provenance |= {"seed": members[0].seed}
+    return assemble(encoder, data, members, refitted, provenance, stages)
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from remasker.errors import InvalidTableError
+from remasker.experts import places
 from remasker.holdout import hold_out
 from remasker.inference import Ensemble
 from remasker.table import EncodedTable
@@ -153,10 +154,13 @@ def predict_cells(ensemble: Ensemble, table: EncodedTable, cells: np.ndarray) ->
     most = max(table.n_categories, default=0)
     value = np.empty(wanted.shape, dtype=np.float32)
     chance = np.zeros((*wanted.shape, most), dtype=np.float32)
-    for where, predicted in ensemble.batches(part):
-        value[where] = predicted.value
-        for j, place in ensemble.levels:
-            chance[where, j, : place.stop - place.start] = predicted.probabilities[:, place]
+    soft = ensemble.complete(part)
+    for j, place in enumerate(places(table.n_categories)):
+        if table.n_categories[j]:
+            chance[:, j, : place.stop - place.start] = soft[:, place]
+            value[:, j] = soft[:, place].argmax(axis=1)
+        else:
+            value[:, j] = soft[:, place.start]
     return CellPrediction(value=value[wanted], chance=chance[wanted])
 
 

@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from remasker.inference import Ensemble, Member, normal_residuals
+from remasker.inference import Ensemble, normal_residuals
+from remasker.model import ModelConfig
 from remasker.table import EncodedTable
-from remasker.training import Trainer
+from remasker.training import Member, Trainer, TrainingConfig
 from tuning.holdout import CellPrediction, Holdout, Judge, predict_cells
 from tuning.space import split_settings
 
@@ -92,16 +93,7 @@ def run_trial(
     model_config, training_config = split_settings(
         {key: value for key, value in config.items() if key not in BOOKKEEPING}
     )
-    # Report cells must not even stop the training: the trainer never learns that they exist.
-    table = data.table.hide(data.holdout.report)
-    trainer = Trainer(
-        table,
-        model_config,
-        training_config,
-        held_out=data.holdout.judge,
-        seed=int(config["seed"]),
-        device=data.device,
-    )
+    trainer = _trainer(model_config, training_config, data, int(config["seed"]))
     judge = data.judge(data.holdout.judge)
     seconds = 0.0
     state = read_state(folder)
@@ -110,15 +102,7 @@ def run_trial(
         seconds = state["seconds"]
 
     def result() -> TrialResult:
-        member = Member(
-            model_config=model_config,
-            training_config=training_config,
-            weights=trainer.best_weights(),
-            seed=trainer.seed,
-            epochs=trainer.best_epoch or trainer.epoch,
-            error=trainer.best_error if trainer.best_epoch else None,
-        )
-        return evaluate(member, data)
+        return evaluate(trainer.member(), data)
 
     def tell(eighths: int, now: TrialResult) -> None:
         report(
@@ -234,18 +218,26 @@ def read_result(
             reported=_prediction(stored["reported"]),
         )
     state = read_state(folder)
-    if state is None or state["trainer"]["best"] is None:
+    if state is None or state["trainer"]["epoch"] == 0:
         return None
-    progress = state["trainer"]["progress"]
-    member = Member(
-        model_config=model_config,
-        training_config=training_config,
-        weights=state["trainer"]["best"],
-        seed=state["seed"],
-        epochs=progress["best_epoch"],
-        error=progress["best_error"],
+    # A trainer knows how to read its own state.
+    trainer = _trainer(model_config, training_config, data, state["seed"])
+    trainer.load_state_dict(state["trainer"])
+    return evaluate(trainer.member(), data)
+
+
+def _trainer(
+    model_config: ModelConfig, training_config: TrainingConfig, data: TrialData, seed: int
+) -> Trainer:
+    # Report cells must not even stop the training: the trainer never learns that they exist.
+    return Trainer(
+        data.table.hide(data.holdout.report),
+        model_config,
+        training_config,
+        held_out=data.holdout.judge,
+        seed=seed,
+        device=data.device,
     )
-    return evaluate(member, data)
 
 
 def _tensors(prediction: CellPrediction) -> dict[str, torch.Tensor]:

@@ -1,0 +1,131 @@
+"""From a table to an ensemble: who leaves out what, the models, the experts, the calibration.
+
+With experts every model leaves out a fold of rows, so that each row has a model that can speak of
+it honestly: a stack that weighs a model by cells which it has trained on overrates it. Without
+experts every model leaves out a few cells, so that together they have seen all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from remasker.experts import fit_experts
+from remasker.holdout import hold_out
+from remasker.inference import Ensemble, normal_residuals
+from remasker.model import ModelConfig
+from remasker.table import EncodedTable
+from remasker.training import EpochReport, Member, Trainer, TrainingConfig
+
+#: Runs independent tasks, one after the other here; a cluster has a better way.
+Run = Callable[[Sequence[Callable[[], Any]]], list[Any]]
+#: Models where the caller does not say how many.
+N_MEMBERS, N_FOLDS = 2, 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Which rows and cells each of the models leaves out."""
+
+    #: members × rows × columns: cells that judge and calibrate a member
+    held_out: np.ndarray
+    #: rows: the member that does not learn from a row; None where all learn from all
+    folds: np.ndarray | None
+
+    def __len__(self) -> int:
+        return len(self.held_out)
+
+
+def make_plan(
+    table: EncodedTable, n_members: int, validation_fraction: float, *, experts: bool, seed: int
+) -> Plan:
+    """Decide by the seed who leaves out what.
+
+    >>> table = EncodedTable(
+    ...     values=np.zeros((6, 2)), observed=np.ones((6, 2), dtype=bool), n_categories=(0, 0)
+    ... )
+    >>> np.bincount(make_plan(table, 3, 0.1, experts=True, seed=0).folds).tolist()
+    [2, 2, 2]
+    """
+    random = np.random.default_rng(seed)
+    folds = None
+    if experts and 1 < n_members <= len(table):
+        folds = random.permutation(np.arange(len(table)) % n_members)
+    held_out = np.zeros((n_members, *table.observed.shape), dtype=bool)
+    for k in range(n_members if validation_fraction else 0):
+        held_out[k] = hold_out(table.observed, validation_fraction, random)
+        if folds is not None:
+            held_out[k, folds != k] = False
+    return Plan(held_out=held_out, folds=folds)
+
+
+def make_trainer(
+    table: EncodedTable,
+    plan: Plan,
+    k: int,
+    model_config: ModelConfig,
+    training_config: TrainingConfig,
+    *,
+    seed: int,
+    device: str = "cpu",
+) -> Trainer:
+    """The trainer of the plan's member `k`."""
+    rows = np.ones(len(table), dtype=bool) if plan.folds is None else plan.folds != k
+    return Trainer(
+        table.take(rows),
+        model_config,
+        training_config,
+        held_out=plan.held_out[k, rows],
+        seed=seed + k,
+        device=device,
+    )
+
+
+def train(trainer: Trainer, tell: Callable[[EpochReport], None] = lambda report: None) -> Member:
+    """Drain a trainer."""
+    for report in trainer.epochs():
+        tell(report)
+    return trainer.member()
+
+
+def one_by_one(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
+    """The plain way to run tasks.
+
+    >>> one_by_one([lambda: 1, lambda: 2])
+    [1, 2]
+    """
+    return [task() for task in tasks]
+
+
+def make_ensemble(
+    table: EncodedTable,
+    members: Sequence[Member],
+    plan: Plan,
+    *,
+    n_experts: int,
+    seed: int,
+    device: str = "cpu",
+    run: Run = one_by_one,
+) -> Ensemble:
+    """Join trained members, fit `n_experts` stacks of experts on top of them, calibrate."""
+    ensemble = Ensemble(
+        members=tuple(members),
+        n_categories=table.n_categories,
+        residuals=normal_residuals(len(table.n_categories)),
+        device=device,
+    )
+    # A plan that was interrupted leaves rows of which nobody can speak honestly, and experts learn
+    # a column from the others.
+    if plan.folds is not None and len(members) == len(plan) and table.values.shape[1] > 1:
+        honest = ensemble.honest(plan.folds)
+        tasks = [
+            partial(fit_experts, table, ensemble.soft, honest=honest, seed=seed + k)
+            for k in range(n_experts)
+        ]
+        ensemble.experts = tuple(run(tasks))
+    ensemble.calibrate(table, plan.held_out[: len(members)])
+    return ensemble
