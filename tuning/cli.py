@@ -40,6 +40,7 @@ examples:
   remasker impute new.csv -m model -o -            new rows, to standard output
   remasker fit people.csv -o model --exclude price --kinds zip=category --na -999
   remasker simulate full.csv -o gaps.csv --mechanism MAR --ratio 0.3
+  remasker tune people.csv --time-budget 10m       search for the best model; all in runs/people
   remasker demo                                    all of it, on a table made up on the spot
 
 Tables are CSV, TSV or Parquet, gzipped or not; `-` is standard input or output.
@@ -123,12 +124,22 @@ def _add_fit(commands: Any) -> None:
             "  remasker fit people.csv -o model --exclude price --kinds zip=category --na -999\n"
             "  remasker fit export.csv -o model --sep ';' --decimal , --encoding latin-1\n"
             "  remasker fit people.parquet -o model --epochs 300 --members 3 --set dropout=0.1\n"
+            "  remasker fit --from-run runs/people -o model\n"
         ),
     )
     parser.add_argument(
-        "data", metavar="DATA", help="the table, with its gaps; - is standard input"
+        "data",
+        metavar="DATA",
+        nargs="?",
+        help="the table, with its gaps; - is standard input (with --from-run: the run's own)",
     )
     parser.add_argument("-o", "--output", metavar="MODEL", required=True, help="directory to write")
+    parser.add_argument(
+        "--from-run",
+        metavar="RUN",
+        type=Path,
+        help="train the winner of a `remasker tune` again, exactly, from the run's record",
+    )
     parser.add_argument("--force", action="store_true", help="replace a model that is there")
     add_reading_options(parser)
     columns = parser.add_argument_group("columns")
@@ -186,6 +197,14 @@ def fit(args: argparse.Namespace) -> None:
     if target.exists() and not (args.force and (target / MANIFEST).is_file()):
         way_out = "add --force to replace it" if (target / MANIFEST).is_file() else "it is no model"
         raise TableFileError(f"{target} exists; {way_out}")
+    if args.from_run is not None:
+        from tuning.tune_cli import fit_from_run
+
+        fit_from_run(args.from_run, target, None if args.data is None else Path(args.data))
+        _say(f"trained the winner of {args.from_run} again; wrote {target}")
+        return
+    if args.data is None:
+        raise InvalidConfigError("DATA: expected a table, got none; see `remasker fit --help`")
     kinds = _pairs("--kinds", args.kinds)
     settings = estimator_settings(args, kinds)
     imputer = _make_imputer(args.paper, settings)
@@ -383,13 +402,14 @@ def _add_demo(commands: Any) -> None:
     parser = commands.add_parser(
         "demo",
         help="see it work on a table made up on the spot",
-        description="Make a table of mixed kinds, hide some of its cells, fill them, and compare "
-        "with the truth and with simpler ways to fill them.",
+        description="Make a table of mixed kinds, hide some of its cells, tune a model for it, "
+        "fill the gaps, and compare with the truth and with simpler ways to fill them.",
     )
     parser.add_argument("-o", "--output", metavar="DIR", default="demo", help="default: ./demo")
     parser.add_argument("--force", action="store_true", help="write into a directory that is there")
     parser.add_argument("--rows", type=int, default=600, help="rows of the table (default: 600)")
-    parser.add_argument("--epochs", type=int, default=None, help="as in `remasker fit`")
+    parser.add_argument("--trials", type=int, default=12, help="as in `remasker tune`")
+    parser.add_argument("--time-budget", default="150s", help="as in `remasker tune`")
     parser.set_defaults(run=demo)
 
 
@@ -397,7 +417,8 @@ def demo(args: argparse.Namespace) -> None:
     """Show the whole way on a table of the project's own."""
     from tuning.demo import run_demo
 
-    for line in run_demo(Path(args.output), args.rows, args.epochs, force=args.force):
+    lines = run_demo(Path(args.output), args.rows, args.trials, args.time_budget, force=args.force)
+    for line in lines:
         print(line, flush=True)
 
 

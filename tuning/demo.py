@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,12 +42,15 @@ def make_table(n_rows: int, seed: int = 0) -> pd.DataFrame:
     )
 
 
-def run_demo(folder: Path, n_rows: int, epochs: int | None, *, force: bool) -> Iterator[str]:
+def run_demo(
+    folder: Path, n_rows: int, trials: int, time_budget: str, *, force: bool
+) -> Iterator[str]:
     """Yield what there is to say, line by line, while it happens."""
-    from remasker import ReMaskerImputer, simulate_missing
+    from remasker import simulate_missing
     from remasker.metrics import accuracy, rmse
+    from tuning import tune
 
-    earlier = (folder / "model" / "model.json").is_file()
+    earlier = (folder / "runs" / "gaps" / "run.json").is_file()
     if folder.exists() and any(folder.iterdir()) and not (force or earlier):
         raise TableFileError(f"{folder} exists and is not empty; give another place with -o")
     folder.mkdir(parents=True, exist_ok=True)
@@ -58,12 +62,19 @@ def run_demo(folder: Path, n_rows: int, epochs: int | None, *, force: bool) -> I
     write_table(whole, holed, str(folder / "gaps.csv"))
     yield f"made a table of {n_rows} rows and 7 columns, and hid {hidden.sum()} of its cells"
 
+    yield f"tuning: at most {trials} trials and {time_budget}, selecting and refitting included"
     gaps = read_table(str(folder / "gaps.csv"))
-    imputer = ReMaskerImputer(epochs=epochs, random_state=0).fit(gaps.frame)
-    completed = imputer.transform(gaps.frame)
-    imputer.provenance_["file"] = {"name": "gaps.csv", **gaps.memory}
-    imputer.save(folder / "model")
-    write_table(gaps, completed, str(folder / "completed.csv"))
+    shutil.rmtree(folder / "runs", ignore_errors=True)
+    result = tune(
+        gaps,
+        name="gaps",
+        storage=folder / "runs",
+        trials=trials,
+        time_budget=time_budget,
+        source=str(folder / "gaps.csv"),
+    )
+    completed = result.imputed
+    yield f"error on held-out cells, as far as observed cells can tell: {result.error}"
 
     yield "how close the filled cells are to the hidden truth:"
     yield f"  {'':<34}{'numbers: RMSE':>14}{'categories: right':>20}"
@@ -77,8 +88,10 @@ def run_demo(folder: Path, n_rows: int, epochs: int | None, *, force: bool) -> I
         right = accuracy(whole.frame, table, hidden)
         yield f"  {name:<34}{error:>14.3f}{right:>20.0%}"
     yield "  (RMSE of each column on the scale of 0 to 1; smaller is closer)"
-    yield f"wrote {folder}/truth.csv, gaps.csv, completed.csv and the model {folder}/model"
-    yield f"next: remasker describe {folder}/model"
+    yield f"the page about it:    {result.folder}/report.html"
+    yield f"the completed table:  {result.folder}/imputed.csv"
+    yield f"the exported model:   {result.folder}/model"
+    yield f"next: remasker leaderboard {result.folder}; remasker describe {result.folder}/model"
 
 
 def _simple(frame: pd.DataFrame, method: str) -> pd.DataFrame:

@@ -42,21 +42,19 @@ DEFAULT_SPACE: dict[str, BaseDistribution] = {
     "encoder_depth": IntDistribution(1, 8),
     "decoder_depth": IntDistribution(1, 6),
     "width": IntDistribution(16, 128, step=16),
-    "value_encoding": CategoricalDistribution(("linear", "piecewise_linear", "periodic", "shared")),
-    "dropout": CategoricalDistribution((0.0, 0.1, 0.2)),
+    "value_encoding": CategoricalDistribution(("piecewise_linear", "linear", "shared")),
     "masking": CategoricalDistribution(
         (
-            "random_ratio",
+            "copy+gentle_copy+random_ratio",
             "copy+random_ratio",
-            "copy+uniform",
-            "proportional+random_ratio",
+            "gentle_copy",
+            "random_ratio",
             "uniform",
         )
     ),
     "masking_ratio": FloatDistribution(0.1, 0.8),
-    "loss": CategoricalDistribution(("all", "remasked")),
-    "learning_rate": FloatDistribution(5e-4, 1e-2, log=True),
-    "batch_size": CategoricalDistribution((32, 64, 128, 256)),
+    "learning_rate": FloatDistribution(1e-3, 1e-2, log=True),
+    "batch_size": CategoricalDistribution((32, 64, 128)),
 }
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import shlex
 import signal
 import sys
@@ -16,9 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
-from remasker.errors import ArtifactError, InvalidConfigError, InvalidTableError
+from remasker.errors import ArtifactError, InvalidConfigError
 
 #: What a shell reports for a process ended by Ctrl-C.
 INTERRUPTED = 130
@@ -59,6 +56,9 @@ def add_commands(subparsers: Any) -> None:
     tune.add_argument("--gpus-per-trial", type=float, default=0)
     tune.add_argument("--concurrent", type=int, help="trials side by side (as many as fit)")
     tune.add_argument("--seed", type=int, default=0)
+    tune.add_argument(
+        "--no-experts", action="store_true", help="pure ReMasker, without the second stage"
+    )
     tune.add_argument("--refit", action="store_true", help="train the winner on all observed cells")
     tune.add_argument("--resume", action="store_true", help="continue, or extend, a run")
     tune.add_argument("--verbose", action="store_true", help="show what Ray says")
@@ -82,12 +82,12 @@ def run_tune(args: argparse.Namespace) -> int:
         raise InvalidConfigError("--name: expected one table with it, got several")
     if len(set(names)) < len(names):
         raise InvalidConfigError(f"two tables share the name {names[0]!r}; tune them one by one")
-    tables = [read_table(path) for path in args.data]
-
+    from remasker.files import read_table
     from tuning.api import tune
     from tuning.config import SearchConfig
     from tuning.search import ray_session
 
+    tables = [read_table(str(path)) for path in args.data]
     budget = None if str(args.time_budget).lower() == "none" else args.time_budget
     options: dict[str, Any] = {
         "trials": args.trials,
@@ -100,6 +100,7 @@ def run_tune(args: argparse.Namespace) -> int:
         "cpus_per_trial": args.cpus_per_trial,
         "gpus_per_trial": args.gpus_per_trial,
         "address": args.address,
+        "experts": None if args.no_experts else "auto",
         "refit": args.refit,
         "resume": args.resume,
         "verbose": args.verbose,
@@ -156,8 +157,7 @@ def run_leaderboard(args: argparse.Namespace) -> int:
     fixed = read_run(args.run_folder)["search"]["fixed"]
     board = leaderboard(records(read_study(args.run_folder), fixed))
     shown = board if args.top == 0 else board.head(args.top)
-    with pd.option_context("display.width", 250, "display.max_columns", None):
-        print(shown.to_string(index=False))
+    print(shown.to_string(index=False))
     return 0
 
 
@@ -180,6 +180,7 @@ def fit_from_run(run: Path, output: Path, data: Path | None = None) -> Path:
 
     Without `data`, the table is read from where the run read it.
     """
+    from remasker.files import read_table
     from tuning.export import read_run, reproduce
 
     source = data or read_run(run)["data"]["source"]
@@ -187,10 +188,9 @@ def fit_from_run(run: Path, output: Path, data: Path | None = None) -> Path:
         raise InvalidConfigError(
             f"{run} was tuned from a table in memory: give the table's file as well"
         )
-    table = read_table(Path(source))
-    imputer = reproduce(run, getattr(table, "frame", table))
-    if hasattr(table, "memory"):
-        imputer.provenance_["file"] = {"name": Path(source).name, **table.memory}
+    table = read_table(str(source))
+    imputer = reproduce(run, table.frame)
+    imputer.provenance_["file"] = {"name": Path(source).name, **table.memory}
     return imputer.save(output)
 
 
@@ -222,17 +222,3 @@ def _value(text: str) -> Any:
         except ValueError:
             continue
     return text.strip()
-
-
-def read_table(path: Path) -> Any:
-    """A table from a file: of `remasker.files`, or a DataFrame where that is not there."""
-    if importlib.util.find_spec("remasker.files") is not None:
-        return importlib.import_module("remasker.files").read_table(str(path))
-    if not path.is_file():
-        raise InvalidTableError(f"{path}: no such file")
-    try:
-        if path.suffix in (".parquet", ".pq"):
-            return pd.read_parquet(path)
-        return pd.read_csv(path, sep="\t" if path.suffix == ".tsv" else ",")
-    except (ValueError, OSError) as error:
-        raise InvalidTableError(f"{path}: cannot be read as a table: {error}") from None

@@ -1,0 +1,1 @@
+"""Accuracy and speed, measured; imported by nothing."""
