@@ -2,8 +2,9 @@
 
 Each is a pair of functions. ``fit(inputs, targets, folds, random_state, config)`` returns arrays
 and the prediction of every row by a model that has not seen it; ``predict(arrays, inputs)`` needs
-the arrays only, so an expert lives in a safetensors file and needs no pickle. Targets are n × m: one
-column for a number, one per level for a category, whose predictions are then probabilities.
+the arrays only, so an expert lives in a safetensors file and needs no pickle. Targets are n × m:
+one column for a number, one per level for a category, whose predictions are then probabilities.
+An expert sees the inputs as they are, their normal scores (which tame long tails), or both.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.linalg import lapack
 from scipy.optimize import minimize
+from scipy.special import ndtri
 from sklearn.ensemble import ExtraTreesRegressor
 
 from remasker.errors import InvalidConfigError, check_integer, check_number, nearest
@@ -32,12 +34,11 @@ class ExpertsConfig:
     >>> ExpertsConfig(experts=("rigde",))
     Traceback (most recent call last):
     remasker.errors.InvalidConfigError: experts: expected some of 'ridge', 'trees', 'neighbours', \
-'smooth', got 'rigde'; did you mean 'ridge'?
+'smooth', 'warped', got 'rigde'; did you mean 'ridge'?
     """
 
-    experts: tuple[str, ...] = ("ridge", "trees", "neighbours", "smooth")
+    experts: tuple[str, ...] = ("ridge", "trees", "neighbours", "smooth", "warped")
     rounds: int = 3
-    start: str = "mean"
     n_folds: int = 5
     #: Trees of a column, all folds together.
     n_trees: int = 100
@@ -397,9 +398,41 @@ Fit = Callable[
 ]
 Predict = Callable[[Arrays, np.ndarray], np.ndarray]
 
-EXPERTS: dict[str, tuple[Fit, Predict]] = {
-    "ridge": (fit_ridge, predict_ridge),
-    "trees": (fit_trees, predict_trees),
-    "neighbours": (fit_neighbours, predict_neighbours),
-    "smooth": (fit_smooth, predict_smooth),
+#: How to fit, how to predict, and which view of the inputs to look at.
+EXPERTS: dict[str, tuple[Fit, Predict, str]] = {
+    "ridge": (fit_ridge, predict_ridge, "both"),
+    "trees": (fit_trees, predict_trees, "raw"),
+    "neighbours": (fit_neighbours, predict_neighbours, "raw"),
+    "smooth": (fit_smooth, predict_smooth, "raw"),
+    "warped": (fit_smooth, predict_smooth, "scores"),
 }
+
+
+# ---------------------------------------------------------------------- views of the inputs
+
+_LEVELS = np.linspace(0, 1, 65)
+_SCORES = ndtri(np.clip(_LEVELS, 0.008, 0.992))
+
+
+def input_knots(inputs: np.ndarray) -> np.ndarray:
+    """Quantiles of every input: all that `input_view` has to remember."""
+    return np.quantile(inputs, _LEVELS, axis=0)
+
+
+def input_view(inputs: np.ndarray, knots: np.ndarray, view: str) -> np.ndarray:
+    """The inputs as one kind of expert sees them.
+
+    >>> inputs = np.array([[0.0], [1.0], [2.0], [1000.0]])
+    >>> input_view(inputs, input_knots(inputs), "scores").round(1).ravel().tolist()
+    [-2.4, -0.4, 0.4, 2.4]
+    """
+    if view == "raw":
+        return inputs
+    scores = np.zeros_like(inputs)
+    for c in range(inputs.shape[1]):
+        values, which = np.unique(knots[:, c], return_inverse=True)
+        if len(values) > 1:
+            # A value that many rows share stands in the middle of their ranks.
+            middle = np.bincount(which, _SCORES) / np.bincount(which)
+            scores[:, c] = np.interp(inputs[:, c], values, middle)
+    return scores if view == "scores" else np.hstack([inputs, scores])

@@ -201,7 +201,7 @@ def regression(n: int = 120, m: int = 2) -> tuple[np.ndarray, np.ndarray, np.nda
 @pytest.mark.parametrize("name", EXPERTS)
 def test_unseen_predictions_do_not_know_their_targets(name):
     inputs, targets, folds = regression()
-    fit, predict = EXPERTS[name]
+    fit, predict, _ = EXPERTS[name]
     config = ExpertsConfig(n_trees=20)
     arrays, unseen = fit(inputs, targets, folds, np.random.default_rng(0), config)
     assert predict(arrays, inputs).shape == unseen.shape == targets.shape
