@@ -308,6 +308,8 @@ def fit_experts(
     at = places(table.n_categories)
     counts = table.observed.sum(axis=0)
     columns = np.flatnonzero((counts < len(table)) & (counts >= MIN_OBSERVED)).tolist()
+    if len(at) == 1:
+        columns = []  # a single column has nothing to be predicted from
     folds = random_state.permutation(np.arange(len(table)) % config.n_folds)
     lessons = []
     for j in columns:

@@ -16,7 +16,7 @@ from remasker.expert_models import EXPERTS, ExpertsConfig
 from remasker.experts import Experts, fit_experts, places
 from remasker.table import EncodedTable
 
-SMALL = ExpertsConfig(n_trees=10, rounds=2)
+SMALL = ExpertsConfig(n_trees=10, rounds=3)
 
 
 def mixed_table(
@@ -181,6 +181,19 @@ def test_a_complete_or_nearly_empty_table_has_no_experts():
     experts = fit_experts(table, None, config=SMALL)
     assert experts.weights_table() == []
     assert np.isfinite(experts.complete(table, None)).all()
+
+
+def test_constant_and_single_columns():
+    rng = np.random.default_rng(0)
+    observed = rng.random((60, 3)) >= 0.3
+    values = np.where(observed, [1.0, 0.0, 0.5], 0).astype(np.float32)
+    values[:, 2] = np.where(observed[:, 2], rng.normal(size=60), 0)
+    table = EncodedTable(values=values, observed=observed, n_categories=(2, 0, 0))
+    completed = fit_experts(table, None, config=SMALL).impute(table, None)
+    assert (completed[:, 0] == 1).all()
+    assert np.allclose(completed[:, 1], 0, atol=1e-6)
+    single = EncodedTable(values=values[:, 2:], observed=observed[:, 2:], n_categories=(0,))
+    assert np.isfinite(fit_experts(single, None, config=SMALL).complete(single, None)).all()
 
 
 def test_misspelt_expert_is_answered():
