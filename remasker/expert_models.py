@@ -4,6 +4,7 @@ Each is a pair of functions. ``fit(inputs, targets, folds, random_state, config)
 and the prediction of every row by a model that has not seen it; ``predict(arrays, inputs)`` needs
 the arrays only, so an expert lives in a safetensors file and needs no pickle. Targets are n × m:
 one column for a number, one per level for a category, whose predictions are then probabilities.
+An expert sees the inputs as they are, their normal scores (which tame long tails), or both.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.linalg import lapack
 from scipy.optimize import minimize
+from scipy.special import ndtri
 from sklearn.ensemble import ExtraTreesRegressor
 
 from remasker.errors import InvalidConfigError, check_integer, check_number, nearest
@@ -22,6 +24,7 @@ Arrays = dict[str, np.ndarray]
 
 #: Rows compared with the stored ones at a time, so that memory stays bounded.
 CHUNK_ROWS = 1024
+HYPERPARAMETER_ROWS = 300
 NEIGHBOURS = (1, 2, 3, 5, 8, 12, 20)
 
 
@@ -32,12 +35,11 @@ class ExpertsConfig:
     >>> ExpertsConfig(experts=("rigde",))
     Traceback (most recent call last):
     remasker.errors.InvalidConfigError: experts: expected some of 'ridge', 'trees', 'neighbours', \
-'smooth', got 'rigde'; did you mean 'ridge'?
+'smooth', 'warped', got 'rigde'; did you mean 'ridge'?
     """
 
-    experts: tuple[str, ...] = ("ridge", "trees", "neighbours", "smooth")
+    experts: tuple[str, ...] = ("ridge", "trees", "neighbours", "smooth", "warped")
     rounds: int = 3
-    start: str = "mean"
     n_folds: int = 5
     #: Trees of a column, all folds together.
     n_trees: int = 100
@@ -284,8 +286,10 @@ def fit_smooth(
 ) -> tuple[Arrays, np.ndarray]:
     """A Gaussian process: a linear part plus a Matérn-3/2 with a length scale per input.
 
-    Hyperparameters maximise the penalised marginal likelihood of at most 400 rows. Predictions of
-    unseen rows come in closed form from the inverse kernel matrix: nothing is fitted again.
+    Two of them, averaged: each takes its hyperparameters from its own half of the rows, by
+    penalised marginal likelihood. A row is predicted unseen by the one whose hyperparameters it
+    did not choose, else noise with many inputs looks like knowledge. Leaving folds out has a
+    closed form in the inverse kernel matrix: nothing is fitted again.
     """
     center = inputs.mean(axis=0)
     mean, spread = targets.mean(axis=0), np.maximum(targets.std(axis=0), 1e-9)
@@ -293,46 +297,54 @@ def fit_smooth(
     n, width = shifted.shape
     # Logarithms of the length scales and of the sizes of smooth part, linear part and noise.
     start = np.r_[np.full(width, np.log(1.5 * np.sqrt(width))), -0.3, -1.0, -1.0]
-    some = random_state.permutation(n)[:400]
-    found = minimize(
-        _negative_likelihood,
-        start,
-        args=(shifted[some], outputs[some], start),
-        jac=True,
-        method="L-BFGS-B",
-        bounds=[(-3, 6)] * width + [(-5, 3), (-5, 3), (-4, 1)],
-        options={"maxiter": 30},
-    )
-    settings = found.x
-    used = np.sort(random_state.permutation(n)[: config.max_smooth_rows])
-    inverse = _inverse(_noisy_kernel(shifted[used], settings))[0]
-    weights = inverse @ outputs[used]
-    arrays = {
+    order = random_state.permutation(n)
+    halves = [half[:HYPERPARAMETER_ROWS] for half in np.array_split(order, 2)]
+    used = np.sort(order[: config.max_smooth_rows])
+    rest = np.setdiff1d(np.arange(n), used)
+    arrays: Arrays = {
         "center": center,
         "reference": shifted[used].astype(np.float32),
-        "settings": settings,
-        "weights": weights * spread,
         "mean": mean,
     }
-    # Rows beyond the limit were not seen by anyone.
-    unseen = np.empty_like(targets)
-    rest = np.setdiff1d(np.arange(n), used)
-    unseen[rest] = predict_smooth(arrays, inputs[rest])
-    for fold in np.unique(folds[used]):
-        block = np.flatnonzero(folds[used] == fold)
-        surprise = np.linalg.solve(inverse[np.ix_(block, block)], weights[block])
-        unseen[used[block]] = targets[used[block]] - surprise * spread
-    return arrays, unseen
+    unseen = np.empty((2, *targets.shape))
+    for h, half in enumerate(halves):
+        found = minimize(
+            _negative_likelihood,
+            start,
+            args=(shifted[half], outputs[half], start),
+            jac=True,
+            method="L-BFGS-B",
+            bounds=[(-3, 6)] * width + [(-5, 3), (-5, 3), (-4, 1)],
+            options={"maxiter": 25},
+        )
+        inverse = _inverse(_noisy_kernel(shifted[used], found.x))[0]
+        weights = inverse @ outputs[used]
+        arrays[f"settings_{h}"] = found.x
+        arrays[f"weights_{h}"] = weights * spread
+        for fold in np.unique(folds[used]):
+            block = np.flatnonzero(folds[used] == fold)
+            surprise = np.linalg.solve(inverse[np.ix_(block, block)], weights[block])
+            unseen[h, used[block]] = targets[used[block]] - surprise * spread
+        # Rows beyond the limit were not seen by anyone.
+        unseen[h, rest] = _posterior_mean(arrays, inputs[rest], h)
+    result = unseen.mean(axis=0)
+    result[halves[0]], result[halves[1]] = unseen[1, halves[0]], unseen[0, halves[1]]
+    return arrays, result
 
 
 def predict_smooth(arrays: Arrays, inputs: np.ndarray) -> np.ndarray:
-    """The posterior mean."""
+    """The mean of both posterior means."""
+    return (_posterior_mean(arrays, inputs, 0) + _posterior_mean(arrays, inputs, 1)) / 2
+
+
+def _posterior_mean(arrays: Arrays, inputs: np.ndarray, h: int) -> np.ndarray:
     reference = arrays["reference"].astype(np.float64)
     result = np.empty((len(inputs), len(arrays["mean"])))
     for start in range(0, len(inputs), CHUNK_ROWS):
         part = inputs[start : start + CHUNK_ROWS] - arrays["center"]
-        smooth, linear, _ = _kernel(part, reference, arrays["settings"])
-        result[start : start + CHUNK_ROWS] = (smooth + linear) @ arrays["weights"] + arrays["mean"]
+        smooth, linear, _ = _kernel(part, reference, arrays[f"settings_{h}"])
+        said = (smooth + linear) @ arrays[f"weights_{h}"]
+        result[start : start + CHUNK_ROWS] = said + arrays["mean"]
     return result
 
 
@@ -397,9 +409,41 @@ Fit = Callable[
 ]
 Predict = Callable[[Arrays, np.ndarray], np.ndarray]
 
-EXPERTS: dict[str, tuple[Fit, Predict]] = {
-    "ridge": (fit_ridge, predict_ridge),
-    "trees": (fit_trees, predict_trees),
-    "neighbours": (fit_neighbours, predict_neighbours),
-    "smooth": (fit_smooth, predict_smooth),
+#: How to fit, how to predict, and which view of the inputs to look at.
+EXPERTS: dict[str, tuple[Fit, Predict, str]] = {
+    "ridge": (fit_ridge, predict_ridge, "both"),
+    "trees": (fit_trees, predict_trees, "raw"),
+    "neighbours": (fit_neighbours, predict_neighbours, "raw"),
+    "smooth": (fit_smooth, predict_smooth, "raw"),
+    "warped": (fit_smooth, predict_smooth, "scores"),
 }
+
+
+# ---------------------------------------------------------------------- views of the inputs
+
+_LEVELS = np.linspace(0, 1, 65)
+_SCORES = ndtri(np.clip(_LEVELS, 0.008, 0.992))
+
+
+def input_knots(inputs: np.ndarray) -> np.ndarray:
+    """Quantiles of every input: all that `input_view` has to remember."""
+    return np.quantile(inputs, _LEVELS, axis=0)
+
+
+def input_view(inputs: np.ndarray, knots: np.ndarray, view: str) -> np.ndarray:
+    """The inputs as one kind of expert sees them.
+
+    >>> inputs = np.array([[0.0], [1.0], [2.0], [1000.0]])
+    >>> input_view(inputs, input_knots(inputs), "scores").round(1).ravel().tolist()
+    [-2.4, -0.4, 0.4, 2.4]
+    """
+    if view == "raw":
+        return inputs
+    scores = np.zeros_like(inputs)
+    for c in range(inputs.shape[1]):
+        values, which = np.unique(knots[:, c], return_inverse=True)
+        if len(values) > 1:
+            # A value that many rows share stands in the middle of their ranks.
+            middle = np.bincount(which, _SCORES) / np.bincount(which)
+            scores[:, c] = np.interp(inputs[:, c], values, middle)
+    return scores if view == "scores" else np.hstack([inputs, scores])

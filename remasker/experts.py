@@ -19,7 +19,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from remasker.errors import ArtifactError, make_config
-from remasker.expert_models import EXPERTS, Arrays, ExpertsConfig
+from remasker.expert_models import EXPERTS, Arrays, ExpertsConfig, input_knots, input_view
 from remasker.table import EncodedTable
 
 #: The first stage: (values, visible) -> a soft prediction of every cell from the visible ones.
@@ -92,6 +92,7 @@ class ColumnStack:
 
     column: int
     mean: np.ndarray
+    knots: np.ndarray
     weights: dict[str, float]
     models: dict[str, Arrays]
 
@@ -100,7 +101,10 @@ class ColumnStack:
         inputs = np.delete(soft, place, axis=1)
         result = np.tile(self.mean, (len(soft), 1))
         for name, weight in self.weights.items():
-            said = model if name == MODEL else EXPERTS[name][1](self.models[name], inputs)
+            said = model
+            if name != MODEL:
+                _, predict, view = EXPERTS[name]
+                said = predict(self.models[name], input_view(inputs, self.knots, view))
             result += weight * (said - self.mean)
         return _proper(result)
 
@@ -128,8 +132,8 @@ class Experts:
 
     def complete(self, table: EncodedTable, predict: Predict | None) -> np.ndarray:
         """The soft table, completed; rows may be new, and do not influence each other."""
-        width = len(self.prior)
-        result = np.empty((len(table), width))
+        result = np.empty((len(table), len(self.prior)))
+        columns = [stack.column for stack in self.rounds[0]]
         for start in range(0, len(table), CHUNK_ROWS):
             rows = slice(start, start + CHUNK_ROWS)
             part = EncodedTable(
@@ -139,7 +143,7 @@ class Experts:
             )
             known, shown = _known(part)
             base = _first_guess(part, predict, self.prior)
-            current = np.where(shown, known, base if self.config.start == MODEL else self.prior)
+            current = np.where(shown, known, _start(base, self.prior, columns, self.n_categories))
             last = current
             for stacks in self.rounds:
                 last, current = (
@@ -172,6 +176,7 @@ class Experts:
             layout.append([{"column": s.column, "weights": s.weights} for s in stacks])
             for stack in stacks:
                 tensors[f"{r}.{stack.column}.mean"] = stack.mean
+                tensors[f"{r}.{stack.column}.knots"] = stack.knots
                 for name, arrays in stack.models.items():
                     for key, array in arrays.items():
                         tensors[f"{r}.{stack.column}.{name}.{key}"] = array
@@ -221,6 +226,7 @@ def _read_stack(tensors: Mapping[str, np.ndarray], r: int, entry: Mapping[str, A
     return ColumnStack(
         column=entry["column"],
         mean=tensors[f"{start}mean"],
+        knots=tensors[f"{start}knots"],
         weights=dict(entry["weights"]),
         models=models,
     )
@@ -230,6 +236,20 @@ def _first_guess(table: EncodedTable, predict: Predict | None, prior: np.ndarray
     if predict is None:
         return np.tile(prior, (len(table), 1))
     return np.array(predict(table.values, table.observed), dtype=np.float64)
+
+
+def _start(
+    base: np.ndarray, prior: np.ndarray, columns: list[int], n_categories: tuple[int, ...]
+) -> np.ndarray:
+    """What gaps hold before the first round: the mean where experts come, else the model's word.
+
+    Measured: experts that first look at a constant find more than experts that first look at the
+    model's guesses, whose errors stay; the model joins with what it is worth when they are stacked.
+    """
+    start = base.copy()
+    for j in columns:
+        start[:, places(n_categories)[j]] = prior[places(n_categories)[j]]
+    return start
 
 
 def _improve(
@@ -288,11 +308,13 @@ def fit_experts(
     at = places(table.n_categories)
     counts = table.observed.sum(axis=0)
     columns = np.flatnonzero((counts < len(table)) & (counts >= MIN_OBSERVED)).tolist()
+    if len(at) == 1:
+        columns = []  # a single column has nothing to be predicted from
     folds = random_state.permutation(np.arange(len(table)) % config.n_folds)
     lessons = []
     for j in columns:
         rows = random_state.permutation(np.flatnonzero(table.observed[:, j]))[: config.max_rows]
-        lessons.append(_lesson(table, np.sort(rows), j, predict, honest, prior, config))
+        lessons.append(_lesson(table, np.sort(rows), j, predict, honest, prior, columns))
     rounds: list[tuple[ColumnStack, ...]] = []
     judged: list[dict[str, Any]] = []
     residuals = np.full((len(at), len(QUANTILES)), np.nan)
@@ -353,7 +375,7 @@ def _lesson(
     predict: Predict | None,
     honest: HonestPredict | None,
     prior: np.ndarray,
-    config: ExpertsConfig,
+    columns: list[int],
 ) -> _Lesson:
     visible = table.observed[rows]
     visible[:, j] = False
@@ -372,7 +394,7 @@ def _lesson(
     return _Lesson(
         rows=rows,
         base=base,
-        soft=np.where(cells, known, base if config.start == MODEL else prior),
+        soft=np.where(cells, known, _start(base, prior, columns, table.n_categories)),
         own=base[:, :0],
     )
 
@@ -387,8 +409,11 @@ def _fit_column(
     config: ExpertsConfig,
 ) -> tuple[ColumnStack, dict[str, Any], np.ndarray]:
     models, unseen = {}, {}
+    knots = input_knots(inputs)
     for name in config.experts:
-        models[name], unseen[name] = EXPERTS[name][0](inputs, targets, folds, random_state, config)
+        fit, _, view = EXPERTS[name]
+        seen = input_view(inputs, knots, view)
+        models[name], unseen[name] = fit(seen, targets, folds, random_state, config)
     if own is not None:
         unseen[MODEL] = own
     mean = targets.mean(axis=0)
@@ -398,6 +423,7 @@ def _fit_column(
     stack = ColumnStack(
         column=column,
         mean=mean,
+        knots=knots,
         weights=kept,
         models={name: models[name] for name in kept if name != MODEL},
     )
