@@ -165,6 +165,7 @@ def _tune(
             View(config, name, budget, _mean_error(data)) as view,
             _resumable(name, folder),
         ):
+            check_nodes(config)
             study = search(data, config, folder, budget, space=space, seed=seed, tell=view.tell)
             view.tell("stage", {"text": "choosing the best and completing the table"})
             numbers, results = _results(study, space[1], folder, data)
@@ -256,6 +257,19 @@ def check_folder(folder: Path, config: SearchConfig) -> None:
             f"{folder}: only {free / 1e6:.0f} MB of disk are free, a run needs "
             f"{MIN_FREE_BYTES / 1e6:.0f} MB; choose another storage"
         )
+
+
+def check_nodes(config: SearchConfig) -> None:
+    """Ask every node of a cluster before a search; one machine needs no questions.
+
+    A trial that no node can ever run would wait for ever, so that is asked of one machine too.
+    """
+    from tuning.preflight import preflight
+
+    wanted = {"CPU": config.cpus_per_trial, "GPU": config.gpus_per_trial}
+    alone = sum(node["Alive"] for node in ray.nodes()) == 1
+    if not alone or any(wanted[k] > ray.cluster_resources().get(k, 0) for k in wanted):
+        preflight(config.storage, wanted)
 
 
 def _foreign(folder: Path) -> bool:

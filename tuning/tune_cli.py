@@ -52,6 +52,13 @@ def add_commands(subparsers: Any) -> None:
     )
     tune.add_argument("--exclude", action="append", default=[], metavar="COLUMN")
     tune.add_argument("--address", help="a Ray cluster: auto, or ray://host:10001")
+    tune.add_argument(
+        "--cluster",
+        type=Path,
+        metavar="FILE",
+        help="a cluster file such as clusters/on-premise.yaml: start it if need be, search there, "
+        "bring the runs back",
+    )
     tune.add_argument("--cpus-per-trial", type=float, default=1)
     tune.add_argument("--gpus-per-trial", type=float, default=0)
     tune.add_argument("--concurrent", type=int, help="trials side by side (as many as fit)")
@@ -82,6 +89,11 @@ def run_tune(args: argparse.Namespace) -> int:
         raise InvalidConfigError("--name: expected one table with it, got several")
     if len(set(names)) < len(names):
         raise InvalidConfigError(f"two tables share the name {names[0]!r}; tune them one by one")
+    if args.cluster is not None:
+        from tuning.cluster import run_on_cluster
+
+        words = sys.argv[sys.argv.index("tune") + 1 :]
+        return run_on_cluster(args.cluster, words, args.data, Path(args.storage), name=args.name)
     from remasker.files import read_table
     from tuning.api import tune
     from tuning.config import SearchConfig
