@@ -260,16 +260,11 @@ def check_folder(folder: Path, config: SearchConfig) -> None:
 
 
 def check_nodes(config: SearchConfig) -> None:
-    """Ask every node of a cluster before a search; one machine needs no questions.
-
-    A trial that no node can ever run would wait for ever, so that is asked of one machine too.
-    """
+    """Ask every node of a cluster before a search; one machine needs no questions."""
     from tuning.preflight import preflight
 
-    wanted = {"CPU": config.cpus_per_trial, "GPU": config.gpus_per_trial}
-    alone = sum(node["Alive"] for node in ray.nodes()) == 1
-    if not alone or any(wanted[k] > ray.cluster_resources().get(k, 0) for k in wanted):
-        preflight(config.storage, wanted)
+    if sum(node["Alive"] for node in ray.nodes()) > 1:
+        preflight(config.storage, {"CPU": config.cpus_per_trial, "GPU": config.gpus_per_trial})
 
 
 def _foreign(folder: Path) -> bool:
