@@ -31,6 +31,10 @@ class View:
         self.shown = sys.stderr.isatty() if config.progress is None else config.progress
         self._live: Any = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Ray pickles the callbacks of a search; a terminal cannot be, and nobody unpickles them.
+        return {**vars(self), "_live": None}
+
     def __enter__(self) -> View:
         if self.shown and not self.config.verbose:
             from rich.console import Console
