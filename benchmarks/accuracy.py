@@ -143,7 +143,7 @@ def measure(key: tuple[str, str, float, int, str, str], seconds: float) -> dict[
             row["accuracy"] = metrics.accuracy(table, frame, hidden)
     except Exception as error:
         row["rmse"] = f"failed: {type(error).__name__}: {error}"[:200]
-    return {k: f"{v:.5f}" if isinstance(v, float) else v for k, v in row.items()}
+    return {k: f"{v:.5f}" if k in FIGURES and isinstance(v, float) else v for k, v in row.items()}
 
 
 def run(keys: Iterable[tuple[Any, ...]], jobs: int, seconds: float, path: Path) -> None:

@@ -24,6 +24,8 @@ def hold_out(
     [107, 0, 0, 0]
     """
     n_rows = len(observed)
+    if not observed.any():
+        return np.zeros_like(observed)
     donors = observed[random_state.integers(n_rows, size=n_rows)]
     hidden = observed & ~donors
     share = hidden.sum(axis=0) / np.maximum(1, observed.sum(axis=0))

@@ -173,7 +173,7 @@ def test_describe_a_table_and_a_model(folder: Path, capsys: Any) -> None:
         ),
         (
             ["fit"],
-            "the following arguments are required: DATA, -o/--output; see `remasker fit --help`",
+            "the following arguments are required: -o/--output; see `remasker fit --help`",
         ),
         ([], "the following arguments are required: COMMAND; see `remasker --help`"),
     ],

@@ -28,6 +28,7 @@ def test_a_space_that_says_nothing_is_refused(word: str) -> None:
         parse_space([word])
 
 
+@pytest.mark.slow
 def test_from_a_file_to_a_model_and_back(
     one_ray: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

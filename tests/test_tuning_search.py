@@ -25,7 +25,7 @@ from tuning.search import MIN_RIVALS, GentleASHA, JournalSearch, open_study, rea
 from tuning.space import make_space
 
 TINY = {"width": 8, "encoder_depth": 1, "decoder_depth": 1, "epochs": (2, 4), "batch_size": 64}
-OPTIONS = {"time_budget": None, "space": TINY, "progress": False}
+OPTIONS = {"time_budget": None, "space": TINY, "progress": False, "experts": None}
 
 
 # ---------------------------------------------------------------------- without Ray

@@ -115,7 +115,7 @@ def default_epochs(n_rows: int) -> IntDistribution:
     """From a quarter of the default's epochs to three times as many.
 
     >>> default_epochs(1000)
-    IntDistribution(high=576, log=True, low=48, step=1)
+    IntDistribution(high=231, log=True, low=19, step=1)
     """
     usual = TrainingConfig().n_epochs(n_rows)
     return IntDistribution(max(2, usual // 4), max(8, 3 * usual), log=True)
