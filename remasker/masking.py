@@ -1,5 +1,6 @@
 """Re-masking: which observed cells the encoder may see while it learns to predict the others.
 
+Departs from the paper: the default mixes strategies, of which the paper has `uniform`.
 All rows of an epoch are drawn at once. A mixture such as ``"copy+random_ratio"`` draws one of its
 strategies for every row.
 

@@ -206,7 +206,8 @@ class CellEmbedding(nn.Module):
             return
         n_features = {"linear": 1, "periodic": 2 * config.n_bins, "piecewise_linear": config.n_bins}
         k = n_features[self.value_encoding]
-        # A number's own direction is always there; the richer encodings add to it.
+        # Departs from the paper: every column has its own weights. A number's own direction is
+        # always there; the richer encodings add to it.
         self.weight = nn.Parameter(torch.randn(d, w) * w**-0.5)
         if self.value_encoding == "periodic":
             self.frequency = nn.Parameter(torch.randn(d, config.n_bins) * 0.5)
@@ -297,6 +298,8 @@ class Heads(nn.Module):
         self.n_categories = n_categories
         self.output = config.output
         d, w = len(n_categories), config.width
+        # Departs from the paper: a head per column, linear, so that predictions may leave the range
+        # seen in `fit`; "shared_tanh" is the paper's.
         rows = 1 if self.output == "shared_tanh" else d
         self.value_weight = nn.Parameter(torch.randn(rows, w) * w**-0.5)
         self.value_bias = nn.Parameter(torch.zeros(rows))

@@ -257,7 +257,7 @@ class Trainer:
         return loss.detach()
 
     def _learning_rate(self) -> float:
-        """Linear warm-up, then a cosine down to a hundredth."""
+        """Linear warm-up, then a cosine down to a hundredth, as the paper's code does."""
         n_steps = self.n_epochs * self._n_batches
         warmup = self.config.warmup * n_steps
         peak, step = self.config.learning_rate, self.optimizer.n_steps

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -13,6 +13,9 @@ from remasker.columns import Column
 from remasker.errors import RemaskerError
 from remasker.files import ParquetTable, TextTable
 from remasker.table import TableEncoder
+
+if TYPE_CHECKING:
+    from remasker.inference import Ensemble
 
 _DONE = {
     "number": "filled with numbers",
@@ -88,9 +91,25 @@ def describe_model(path: str) -> list[str]:
         "",
         f"{len(members)} member{'' if len(members) == 1 else 's'}:",
         *members,
+        *_experts(encoder, ensemble),
         "",
         f"next: remasker impute DATA -m {path} -o OUT",
     ]
+
+
+def _experts(encoder: TableEncoder, ensemble: Ensemble) -> list[str]:
+    """Who has which say in each column, averaged over the stacks."""
+    if not ensemble.experts:
+        return []
+    rows = [("column", "error ÷ mean's", "who is trusted, on cells that they had not seen")]
+    for records in zip(*(stack.weights_table() for stack in ensemble.experts), strict=True):
+        names = sorted({name for record in records for name in record["weights"]})
+        said = {n: sum(r["weights"].get(n, 0) for r in records) / len(records) for n in names}
+        trusted = ", ".join(f"{n} {w:.0%}" for n, w in sorted(said.items(), key=lambda x: -x[1]))
+        error = sum(record["error"] for record in records) / len(records)
+        name = str(encoder.modelled[records[0]["column"]].name)
+        rows.append((name, f"{error:.2f}", trusted or "nobody: the mean"))
+    return ["", "second stage:", *_aligned(rows)]
 
 
 def _what(column: Column, any_missing: bool) -> str:
