@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 N_TRIALS = 6
 #: Small models that take some seconds each: long enough to be caught at it.
 SEARCH = (
-    f"--trials {N_TRIALS} --time-budget none --space width=16 --space encoder_depth=1 "
+    f"--trials {N_TRIALS} --time-budget none --no-experts --space width=16 --space encoder_depth=1 "
     "--space decoder_depth=1 --space batch_size=64 --space epochs=200"
 ).split()
 

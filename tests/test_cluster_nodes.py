@@ -90,6 +90,7 @@ def scenario(storage: Path) -> dict[str, Any]:
     table = pd.DataFrame({"a": size, "b": 2 * size + 0.1 * rng.normal(size=300), "c": size**2})
     table.loc[rng.random(300) < 0.3, "b"] = np.nan
     options = {"trials": N_TRIALS, "time_budget": None, "early_stopping": False, "space": SPACE}
+    options |= {"experts": None}
     results = []
 
     def search() -> None:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 # Long enough to be caught in the act, small enough to end.
 SPACE = {"width": 16, "encoder_depth": 1, "decoder_depth": 1, "epochs": 150, "batch_size": 32}
-WORDS = [f"--space={name}={value}" for name, value in SPACE.items()]
+WORDS = ["--no-experts", *(f"--space={name}={value}" for name, value in SPACE.items())]
 COMMAND = (
     "import argparse, sys; from tuning.tune_cli import add_commands\n"
     "parser = argparse.ArgumentParser(); add_commands(parser.add_subparsers())\n"
@@ -106,6 +106,7 @@ def test_a_killed_worker_costs_nothing_but_its_last_seconds(
         space=SPACE,
         early_stopping=False,
         checkpoint_seconds=0.2,
+        experts=None,
         progress=False,
     )
     killer.join(timeout=5)

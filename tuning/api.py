@@ -177,7 +177,15 @@ def _tune(
             second = None
             if config.experts is not None:
                 view.tell("stage", {"text": "experts on top of the best"})
-                second = add_experts(members[0], data, joint, config, budget)
+                winner = study.get_trials(deepcopy=False)[numbers[selection.chosen[0]]]
+                second = add_experts(
+                    members[0],
+                    data,
+                    joint,
+                    config,
+                    budget,
+                    seconds=winner.user_attrs.get("seconds", 0.0),
+                )
             refitted = None
             if config.refit and second is None:
                 refitted = _refit(members, data, config)

@@ -8,6 +8,7 @@ it is and time allows, with every observed cell: that is what the user gets.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -79,10 +80,16 @@ def add_experts(
     found: CellPrediction,
     config: SearchConfig,
     budget: Budget,
+    *,
+    seconds: float,
 ) -> SecondStage | None:
-    """The second stage, or None if it is no better than what was `found` or there is no time."""
+    """The second stage, or None if it is no better than what was `found` or there is no time.
+
+    `seconds` is what one training of the winner took.
+    """
     run = on_ray(config)
-    if budget.left < 10:
+    side_by_side = max(1, int(ray.cluster_resources().get("CPU", 1) // config.cpus_per_trial))
+    if budget.left < 5 + 1.3 * seconds * math.ceil(N_FOLDS / side_by_side):
         return None
     started = time.monotonic()
     held = data.holdout.all
