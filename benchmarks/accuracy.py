@@ -188,7 +188,7 @@ def summarise(path: Path, kinds: str = "protocol") -> str:
         index=["mechanism", "ratio", "dataset", "seed"], columns="method", values="rmse"
     )
     mine = [m for m in ("default", "pure", "tuned", "tuned-pure", "paper") if m in table]
-    peers = [m for m in (*PEERS, "sklearn-iterative", "sklearn-knn") if m in table]
+    peers = [m for m in (*PEERS, "sklearn-mean", "sklearn-iterative", "sklearn-knn") if m in table]
     table = table.loc[table[mine].notna().any(axis=1), [*mine, *peers]]
     lines = [table.round(4).to_string(na_rep="–"), ""]
     for method, peer in itertools.product(mine, [*peers, "paper"]):
