@@ -26,7 +26,15 @@ from remasker.errors import (
     check_integer,
     check_number,
 )
-from remasker.fitting import N_FOLDS, N_MEMBERS, make_ensemble, make_plan, make_trainer, train
+from remasker.fitting import (
+    N_FOLDS,
+    N_MEMBERS,
+    make_ensemble,
+    make_plan,
+    make_trainer,
+    one_thread,
+    train,
+)
 from remasker.inference import Ensemble
 from remasker.model import ModelConfig
 from remasker.table import EncodedTable, TableEncoder
@@ -228,7 +236,8 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
             whole_numbers=container != "numpy",
         ).fit(frame)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        ensemble = self._train(encoder.encode(frame), model_config, training_config, seed)
+        with one_thread():
+            ensemble = self._train(encoder.encode(frame), model_config, training_config, seed)
         gaps = [name for name in frame.columns if encoder.missing(frame[name]).any()]
         self._install(
             encoder,
@@ -308,7 +317,8 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
     def transform(self, X: Any) -> Any:
         """Complete `X`, which may hold rows never seen in `fit`; observed cells are untouched."""
         frame, restore = self._read(X)
-        filled = self.ensemble_.impute(self.encoder_.encode(frame)) if self._any_model else None
+        with one_thread():
+            filled = self.ensemble_.impute(self.encoder_.encode(frame)) if self._any_model else None
         return restore(self._finish(frame, filled))
 
     def draw(
@@ -332,8 +342,10 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
         draws = self.ensemble_.draw(
             self.encoder_.encode(frame), n_draws, np.random.default_rng(seed)
         )
-        return [restore(self._finish(frame, drawn)) for drawn in draws]
+        with one_thread():
+            return [restore(self._finish(frame, drawn)) for drawn in draws]
 
+    @one_thread()
     def intervals(self, X: Any, level: float = 0.9) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Lower and upper ends of each missing number, holding the truth with chance `level`.
 
@@ -356,6 +368,7 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
         low, high = (self.encoder_.complete(frame, end)[names] for end in ends)
         return low, high
 
+    @one_thread()
     def probabilities(self, X: Any) -> dict[Hashable, pd.DataFrame]:
         """For each categorical column, the chance of every level in every row.
 

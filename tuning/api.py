@@ -19,6 +19,7 @@ import ray
 from optuna.distributions import BaseDistribution, distribution_to_json, json_to_distribution
 
 from remasker.errors import ArtifactError, InvalidConfigError, check_choice, make_config
+from remasker.fitting import one_thread
 from remasker.imputer import ReMaskerImputer
 from remasker.table import EncodedTable, TableEncoder
 from remasker.training import Member
@@ -378,7 +379,7 @@ def _refit(members: Sequence[Member], data: TrialData, config: SearchConfig) -> 
     """The members trained on all observed cells, side by side."""
 
     def one(member: Member, table: EncodedTable, device: str) -> Member:
-        with export.one_thread():
+        with one_thread():
             return export.refit_member(member, table, device)
 
     task = ray.remote(num_cpus=config.cpus_per_trial, num_gpus=config.gpus_per_trial)(one)

@@ -28,9 +28,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
 from remasker.errors import ArtifactError, InvalidTableError
+from remasker.fitting import one_thread
 from remasker.imputer import ReMaskerImputer, as_frame
 from remasker.inference import Ensemble, normal_residuals
 from remasker.table import EncodedTable, TableEncoder
@@ -174,17 +174,6 @@ def reproduce(run: str | os.PathLike[str], table: Any) -> ReMaskerImputer:
             refitted = [refit_member(member, encoded) for member in members]
     provenance |= {"seed": members[0].seed}
     return assemble(encoder, data, members, refitted, provenance, stages)
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Train as a trial does: on one thread, whose sums have one order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _table_options(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,16 @@ from typing import Any
 
 import ray
 
-from remasker.fitting import N_FOLDS, Run, make_ensemble, make_plan, make_trainer, one_by_one, train
+from remasker.fitting import (
+    N_FOLDS,
+    Run,
+    make_ensemble,
+    make_plan,
+    make_trainer,
+    one_by_one,
+    one_thread,
+    train,
+)
 from remasker.inference import Ensemble
 from remasker.table import EncodedTable
 from remasker.training import Member
@@ -114,8 +123,6 @@ def on_ray(config: SearchConfig) -> Run:
     """Tasks side by side on the cluster, each on one thread."""
 
     def call(task: Callable[[], Any]) -> Any:
-        from tuning.export import one_thread
-
         with one_thread():
             return task()
 
