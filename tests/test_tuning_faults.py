@@ -127,6 +127,8 @@ def test_stopped_by_hand_then_killed_then_completed(table: pd.DataFrame, tmp_pat
             [sys.executable, "-c", COMMAND, *words, *more],
             cwd=ROOT,
             start_new_session=True,
+            # A background job of a shell ignores Ctrl-C, and so would its children.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
