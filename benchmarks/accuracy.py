@@ -1,15 +1,21 @@
-"""Imputers on the same hidden cells: ours, what was recorded of peers, and scikit-learn's.
+"""Imputers on the same hidden cells: ours, the control, scikit-learn's, and the paper's peers.
 
-    python -m benchmarks.accuracy                               # defaults and paper preset, small
-    python -m benchmarks.accuracy --methods default --seeds 2   # what is reported
+    python -m benchmarks.accuracy                                # the defaults and the control
+    python -m benchmarks.accuracy --methods default --seeds 2    # what is reported
     python -m benchmarks.accuracy --methods tuned --seconds 300 --jobs 1
-    python -m benchmarks.accuracy --summary                     # read what earlier calls measured
+    python -m benchmarks.accuracy --methods hyperimpute missforest --seeds 100   # a fresh mask
+    python -m benchmarks.accuracy --summary                      # read what earlier calls measured
 
-Cells come from the frozen masks in `../shared/bench` when they are there, otherwise from the
-project's own simulator. Tables are the protocol's: every feature a number between 0 and 1; with
-`--kinds real` the same cells are hidden in tables with their real dtypes, so that categories are
-categories. Rows are appended to a CSV as they come: a call that is stopped goes on where it was.
-What fails is recorded as failed, never dropped.
+Methods: `default`, `pure` (without experts), `paper`, `tuned` and `tuned-pure` are ours; `control`
+is our experts without ReMasker; `sklearn-iterative`, `sklearn-knn`; and the peers of
+`benchmarks.peers`, which need their own environment (`python -m benchmarks.peers` makes it).
+
+Cells come from the frozen masks in `../shared/bench` when they are there, otherwise (seeds above 2,
+say) from the project's own simulator. Tables are the protocol's: every feature a number between 0
+and 1. With `--kinds real` the same cells are hidden in tables with their real dtypes, so that
+categories are categories; imputers that know numbers only are then given codes, and the nearest
+code counts. Rows are appended to a CSV as they come: a call that is stopped goes on where it was.
+What fails or takes too long is recorded as such, never dropped; it ranks last.
 """
 
 from __future__ import annotations
@@ -18,7 +24,6 @@ import argparse
 import csv
 import itertools
 import os
-import sys
 import tempfile
 import time
 import warnings
@@ -30,13 +35,23 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from benchmarks import peers
+
 SMALL = ("yacht", "diabetes", "climate", "credit", "raisin", "compressive", "wine", "obesity")
 LARGE = ("spam", "bike", "california", "letter")
 SHARED = Path(__file__).parents[2] / "shared" / "bench"
 RESULTS = Path(__file__).parent / "accuracy.csv"
 KEYS = ("dataset", "mechanism", "ratio", "seed", "kinds", "method")
-FIGURES = ("rmse", "numeric", "standardised", "r2", "wd", "wd_draw", "accuracy", "seconds")
-PEERS = ("hyperimpute", "missforest", "ice", "mean", "reference-remasker", "experts-alone")
+#: `wd` is the protocol's, `wd_hidden` CACTI's; `wd_draw` is the protocol's of one draw.
+FIGURES = (
+    *("rmse", "numeric", "standardised", "r2", "wd", "wd_hidden", "wd_draw"),
+    *("accuracy", "auroc", "seconds"),
+)
+OURS = ("tuned", "default", "tuned-pure", "pure", "paper")
+SKLEARN = ("sklearn-iterative", "sklearn-knn")
+METHODS = (*OURS, "control", *SKLEARN, *peers.PEERS)
+#: Recorded in `../shared/bench/baselines.csv` only.
+RECORDED = ("reference-remasker", "experts-alone")
 
 
 def task(
@@ -75,43 +90,102 @@ def gappy(table: pd.DataFrame, hidden: np.ndarray) -> pd.DataFrame:
     return result
 
 
+def auroc(dataset: str, imputed: pd.DataFrame) -> float | None:
+    """How well the completed table predicts the dataset's classes; None for a regression."""
+    from remasker import datasets, metrics
+
+    loaded = datasets.load(dataset)
+    if loaded.task != "classification":
+        return None
+    target = loaded.target[loaded.table.notna().all(axis=1)]
+    return metrics.auroc(imputed, target.to_numpy())
+
+
+# ---------------------------------------------------------------------- the methods
+
+
 def impute(method: str, table: pd.DataFrame, kinds: str, seconds: float, seed: int) -> Any:
     """The completed table, and one draw where the method can draw."""
+    if method in OURS:
+        return _ours(method, table, kinds, seconds, seed)
+    if method == "control":
+        return _control(table, seed), None
+    return _numbers_only(method, table, kinds, seed), None
+
+
+def _ours(method: str, table: pd.DataFrame, kinds: str, seconds: float, seed: int) -> Any:
     from remasker.imputer import ReMaskerImputer
 
+    # An array of numbers: nothing is a whole number there, as nothing is on the protocol's scale.
     given: Any = table.to_numpy(dtype=float) if kinds == "protocol" else table
-    ours = {
+    untuned = {
         "default": lambda: ReMaskerImputer(random_state=seed),
         "pure": lambda: ReMaskerImputer(experts=None, random_state=seed),
         "paper": lambda: ReMaskerImputer.paper(random_state=seed),
     }
-    if method in ours:
-        imputer = ours[method]().fit(given)
+    if method in untuned:
+        imputer = untuned[method]().fit(given)
         return imputer.transform(given), imputer.draw(given, n_draws=1, random_state=seed)[0]
-    if method in ("tuned", "tuned-pure"):
-        from tuning import tune
+    from tuning import tune
 
-        with tempfile.TemporaryDirectory() as storage:
-            experts = "auto" if method == "tuned" else None
-            result = tune(
-                given,
-                name="table",
-                storage=storage,
-                trials=None,
-                time_budget=seconds,
-                experts=experts,
-                random_state=seed,
-            )
-            return result.imputed, result.imputer.draw(given, n_draws=1, random_state=seed)[0]
+    with tempfile.TemporaryDirectory() as storage:
+        result = tune(
+            given,
+            name="table",
+            storage=storage,
+            trials=None,
+            time_budget=seconds,
+            experts="auto" if method == "tuned" else None,
+            random_state=seed,
+            progress=False,
+        )
+        return result.imputed, result.imputer.draw(given, n_draws=1, random_state=seed)[0]
+
+
+def _control(table: pd.DataFrame, seed: int) -> pd.DataFrame:
+    """The experts of the second stage from the column means, without ReMasker."""
+    from remasker.experts import fit_experts
+    from remasker.fitting import one_thread
+    from remasker.table import TableEncoder
+
+    encoder = TableEncoder(whole_numbers=False).fit(table)
+    encoded = encoder.encode(table)
+    with one_thread():
+        completed = fit_experts(encoded, None, seed=seed).impute(encoded, None)
+    return encoder.complete(table, completed)
+
+
+def _numbers_only(method: str, table: pd.DataFrame, kinds: str, seed: int) -> pd.DataFrame:
+    """An imputer that is given numbers; the codes it returns become the nearest category."""
     from sklearn.experimental import enable_iterative_imputer  # noqa: F401
-    from sklearn.impute import IterativeImputer, KNNImputer, SimpleImputer
+    from sklearn.impute import IterativeImputer, KNNImputer
 
-    theirs = {
-        "sklearn-mean": SimpleImputer(),
-        "sklearn-iterative": IterativeImputer(random_state=seed),
-        "sklearn-knn": KNNImputer(),
-    }
-    return theirs[method].fit_transform(given), None
+    from remasker.metrics import protocol_scale
+
+    categories = [c for c in table if isinstance(table[c].dtype, pd.CategoricalDtype)]
+    numbers = table.assign(**{c: table[c].cat.codes.where(table[c].notna()) for c in categories})
+    scaled = protocol_scale(numbers)
+    if method == "sklearn-iterative":
+        completed = IterativeImputer(random_state=seed).fit_transform(scaled)
+    elif method == "sklearn-knn":
+        completed = KNNImputer().fit_transform(scaled)
+    else:
+        completed = peers.impute(method, scaled, seed)
+    result = table.copy()
+    for j, name in enumerate(table.columns):
+        gaps = table[name].isna().to_numpy()
+        if not gaps.any():
+            continue
+        low, high = numbers[name].min(), numbers[name].max()
+        values = low + completed[gaps, j] * (high - low)
+        if name in categories:
+            levels = table[name].cat.categories
+            values = levels[np.clip(np.rint(values), 0, len(levels) - 1).astype(int)]
+        result.loc[gaps, name] = values
+    return result
+
+
+# ---------------------------------------------------------------------- measuring
 
 
 def measure(key: tuple[str, str, float, int, str, str], seconds: float) -> dict[str, Any]:
@@ -136,6 +210,8 @@ def measure(key: tuple[str, str, float, int, str, str], seconds: float) -> dict[
             "standardised": metrics.rmse(table, frame, hidden, "standardised"),
             "r2": metrics.r2(table, frame, hidden),
             "wd": metrics.wasserstein(table, frame),
+            "wd_hidden": metrics.wasserstein(table, frame, hidden, "hidden"),
+            "auroc": auroc(dataset, frame),
         }
         if drawn is not None:
             row["wd_draw"] = metrics.wasserstein(table, pd.DataFrame(drawn, columns=table.columns))
@@ -148,6 +224,8 @@ def measure(key: tuple[str, str, float, int, str, str], seconds: float) -> dict[
 
 def run(keys: Iterable[tuple[Any, ...]], jobs: int, seconds: float, path: Path) -> None:
     """Measure what is not in the CSV yet, several at a time, appending as they end."""
+    from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
+
     done = set()
     if path.is_file():
         with path.open() as file:
@@ -156,54 +234,102 @@ def run(keys: Iterable[tuple[Any, ...]], jobs: int, seconds: float, path: Path) 
     if not waiting:
         return
     fresh = not path.is_file()
-    with path.open("a", newline="") as file, ProcessPoolExecutor(jobs) as pool:
+    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
+    with (
+        path.open("a", newline="") as file,
+        ProcessPoolExecutor(jobs) as pool,
+        Progress(*columns) as progress,
+    ):
         writer = csv.DictWriter(file, [*KEYS, *FIGURES], lineterminator="\n")
         if fresh:
             writer.writeheader()
-        futures = [pool.submit(measure, key, seconds) for key in waiting]
-        for count, future in enumerate(as_completed(futures), start=1):
+        bar = progress.add_task("measuring", total=len(waiting))
+        for future in as_completed([pool.submit(measure, key, seconds) for key in waiting]):
             row = future.result()
             writer.writerow(row)
             file.flush()
-            print(
-                f"[{count}/{len(waiting)}]",
-                *(row[k] for k in KEYS),
-                row["rmse"],
-                f"{row.get('seconds', '')} s",
-                file=sys.stderr,
-                flush=True,
-            )
+            said = *(row[k] for k in KEYS), row["rmse"], f"{row.get('seconds', '–')} s"
+            progress.console.print(*said, highlight=False, soft_wrap=True)
+            progress.advance(bar)
 
 
-def summarise(path: Path, kinds: str = "protocol") -> str:
-    """RMSE per table beside the peers, ratios as geometric means, wins, and a paired test."""
-    ours = pd.read_csv(path)
-    ours = ours[ours["kinds"] == kinds]
+# ---------------------------------------------------------------------- reading it
+
+
+def measured(path: Path, kinds: str) -> pd.DataFrame:
+    """A row per task and method: what was measured here, else what was recorded of peers."""
+    rows = pd.read_csv(path)
+    rows = rows[rows["kinds"] == kinds].drop(columns="kinds")
     baselines = SHARED / "baselines.csv"
     if baselines.is_file() and kinds == "protocol":
-        ours = pd.concat([ours, pd.read_csv(baselines)])
-    ours["rmse"] = pd.to_numeric(ours["rmse"], errors="coerce")
-    ours["ratio"] = ours["ratio"].astype(float)
-    table = ours.pivot_table(
-        index=["mechanism", "ratio", "dataset", "seed"], columns="method", values="rmse"
-    )
-    mine = [m for m in ("default", "pure", "tuned", "tuned-pure", "paper") if m in table]
-    peers = [m for m in (*PEERS, "sklearn-mean", "sklearn-iterative", "sklearn-knn") if m in table]
-    table = table.loc[table[mine].notna().any(axis=1), [*mine, *peers]]
-    lines = [table.round(4).to_string(na_rep="–"), ""]
-    for method, peer in itertools.product(mine, [*peers, "paper"]):
-        if peer == method or peer not in table:
-            continue
-        pair = table[[method, peer]].dropna()
-        if pair.empty:
-            continue
-        logs = np.log(pair[method] / pair[peer])
-        error = logs.std(ddof=1) / np.sqrt(len(logs)) if len(logs) > 1 else float("nan")
-        lines.append(
-            f"{method} ÷ {peer}: {np.exp(logs.mean()):.3f} (log ± {error:.3f}), better on "
-            f"{int((logs < 0).sum())} of {len(logs)}; worst {np.exp(logs.max()):.3f}"
-        )
+        rows = pd.concat([rows, pd.read_csv(baselines)])
+    for figure in FIGURES:
+        rows[figure] = pd.to_numeric(rows[figure], errors="coerce")
+    rows["ratio"] = rows["ratio"].astype(float)
+    return rows.drop_duplicates(["dataset", "mechanism", "ratio", "seed", "method"])
+
+
+def summarise(rows: pd.DataFrame) -> str:
+    """RMSE per table, then every method of ours against every other on the tables both did."""
+    index = ["mechanism", "ratio", "dataset", "seed"]
+    table = rows.pivot_table(index=index, columns="method", values="rmse", dropna=False)
+    table = table[[m for m in (*OURS, "control", *METHODS[6:], *RECORDED) if m in table]]
+    mine = [m for m in OURS if m in table]
+    table = table.loc[table[mine].notna().any(axis=1)]
+    lines = [table.round(4).to_string(na_rep="–")]
+    for method in mine:
+        lines += ["", f"{method} against", str(_against(rows, table, method).to_string())]
     return "\n".join(lines)
+
+
+def _against(rows: pd.DataFrame, table: pd.DataFrame, method: str) -> pd.DataFrame:
+    from scipy.stats import wilcoxon
+
+    index = ["mechanism", "ratio", "dataset", "seed"]
+    by_task = {name: part.set_index(index) for name, part in rows.groupby("method")}
+    ours = by_task[method]
+    compared = {}
+    for peer in table.columns.drop(method):
+        both = table[[method, peer]].dropna()
+        if both.empty:
+            continue
+        logs = np.log(both[method] / both[peer])
+        theirs = by_task[peer]
+        distances = np.log((ours["wd_draw"] / theirs["wd"]).dropna())
+        areas = (ours["auroc"] - theirs["auroc"]).dropna()
+        compared[peer] = {
+            "tables": len(both),
+            "rmse ÷": np.exp(logs.mean()),
+            "± log": logs.std(ddof=1) / np.sqrt(len(logs)) if len(logs) > 1 else np.nan,
+            "wins": int((logs < 0).sum()),
+            "worst ÷": np.exp(logs.max()),
+            "p": wilcoxon(logs).pvalue if len(logs) > 4 else np.nan,
+            "WD of a draw ÷": np.exp(distances.mean()) if len(distances) else np.nan,
+            "AUROC −": areas.mean() if len(areas) else np.nan,
+            "± ": areas.std(ddof=1) / np.sqrt(len(areas)) if len(areas) > 1 else np.nan,
+        }
+    result = pd.DataFrame(compared).T.astype({"tables": int, "wins": int}).round(3)
+    mean, n_tasks = _mean_rank(rows, table, method)
+    result["mean rank"] = mean.round(2).reindex(result.index)
+    result.loc[f"({method})"] = {"tables": n_tasks, "mean rank": mean.get(method)}
+    return result
+
+
+def _mean_rank(rows: pd.DataFrame, table: pd.DataFrame, method: str) -> tuple[pd.Series, int]:
+    """Ranks on the tasks that `method` and HyperImpute were given, of all who were given them.
+
+    Who failed is last; who was not tried is not ranked.
+    """
+    index = ["mechanism", "ratio", "dataset", "seed"]
+    tried = rows.assign(tried=True).pivot_table(
+        index=index, columns="method", values="tried", fill_value=False
+    )
+    tried = tried.reindex(index=table.index, columns=table.columns, fill_value=False)
+    tried = tried.astype(bool)
+    tasks = tried.index[tried.get("hyperimpute", False) & tried[method]]
+    others = [peer for peer in table.columns if peer not in OURS and tried.loc[tasks, peer].all()]
+    ranks = table.loc[tasks, [method, *others]].rank(axis=1, na_option="bottom")
+    return ranks.mean(), len(tasks)
 
 
 def main() -> None:
@@ -214,7 +340,9 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--datasets", nargs="+", default=list(SMALL), choices=(*SMALL, *LARGE))
-    parser.add_argument("--methods", nargs="+", default=["default", "paper"])
+    parser.add_argument(
+        "--methods", nargs="+", default=["default", "control"], choices=METHODS, metavar="METHOD"
+    )
     parser.add_argument("--mechanisms", nargs="+", default=["MAR"])
     parser.add_argument("--ratios", nargs="+", type=float, default=[0.3])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
@@ -231,7 +359,7 @@ def main() -> None:
         # One thread per process: two side by side beat one on two threads.
         os.environ["OMP_NUM_THREADS"] = "1"
         run(keys, args.jobs, args.seconds, args.csv)
-    print(summarise(args.csv, args.kinds))
+    print(summarise(measured(args.csv, args.kinds)))
 
 
 if __name__ == "__main__":
