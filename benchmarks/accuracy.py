@@ -321,8 +321,8 @@ def _mean_rank(rows: pd.DataFrame, table: pd.DataFrame, method: str) -> tuple[pd
     Who failed is last; who was not tried is not ranked.
     """
     index = ["mechanism", "ratio", "dataset", "seed"]
-    tried = rows.assign(tried=True).pivot_table(
-        index=index, columns="method", values="tried", fill_value=False
+    tried = rows.assign(tried=1.0).pivot_table(
+        index=index, columns="method", values="tried", fill_value=0.0
     )
     tried = tried.reindex(index=table.index, columns=table.columns, fill_value=False)
     tried = tried.astype(bool)
