@@ -75,6 +75,8 @@ def save_artifact(
             tensors[f"{index}.{name}"] = np.ascontiguousarray(tensor.numpy())
     if ensemble.tightening is not None:
         tensors["tightening"] = ensemble.tightening
+    if ensemble.trust is not None:
+        tensors["trust"] = ensemble.trust
     manifest["experts"] = []
     for index, experts in enumerate(ensemble.experts):
         arrays, entry = experts.to_tensors()
@@ -161,6 +163,7 @@ def load_artifact(
         residuals=residuals,
         experts=experts,
         tightening=tensors.get("tightening"),
+        trust=tensors.get("trust"),
         device=device,
     )
     return encoder, ensemble, manifest

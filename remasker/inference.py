@@ -42,6 +42,8 @@ class Ensemble:
     experts: tuple[Experts, ...] = ()
     #: d: how much smaller than the models' the experts' held-out errors are, at most 1
     tightening: np.ndarray | None = None
+    #: d: how far the models' numbers are trusted; less than 1 draws them to the column's mean
+    trust: np.ndarray | None = None
     device: str = "cpu"
     _models: list[MaskedAutoencoder] = field(default_factory=list, repr=False)
 
@@ -76,6 +78,8 @@ class Ensemble:
         value, variance, chance = (
             torch.stack(part).float().cpu().numpy() for part in zip(*outputs, strict=True)
         )
+        if self.trust is not None:
+            value *= self.trust.astype(np.float32)  # 0 is a column's mean
         return Predicted(
             value=value.mean(axis=0),
             # Members that disagree are less sure than each of them says.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import fcntl
+import math
 import os
 import shutil
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -31,7 +32,15 @@ from tuning.live import View
 from tuning.report import render
 from tuning.search import JOURNAL, TRIALS, ray_session, read_study, records, search
 from tuning.second_stage import SecondStage, add_experts
-from tuning.selection import ErrorReport, Selection, error_report, leaderboard, select, shrinkage
+from tuning.selection import (
+    ErrorReport,
+    Selection,
+    error_report,
+    leaderboard,
+    select,
+    shrink,
+    shrinkage,
+)
 from tuning.space import make_space
 from tuning.trial import TrialData, TrialResult, read_result
 
@@ -175,20 +184,24 @@ def _tune(
             selection = select(judge, judged, config.max_members)
             members = [results[k].member for k in selection.chosen]
             joint = average([judged[k] for k in selection.chosen])
+            trial_seconds = [
+                trial.user_attrs.get("seconds", 0.0) for trial in study.get_trials(deepcopy=False)
+            ]
             second = None
             if config.experts is not None:
                 view.tell("stage", {"text": "experts on top of the best"})
-                winner = study.get_trials(deepcopy=False)[numbers[selection.chosen[0]]]
                 second = add_experts(
                     members[0],
                     data,
                     joint,
                     config,
                     budget,
-                    seconds=winner.user_attrs.get("seconds", 0.0),
+                    seconds=trial_seconds[numbers[selection.chosen[0]]],
                 )
             refitted = None
-            if config.refit and second is None:
+            longest = max(trial_seconds[numbers[k]] for k in selection.chosen)
+            if config.refit and second is None and budget.left > _refit_seconds(config, longest):
+                view.tell("stage", {"text": "training the best once more, on all cells"})
                 refitted = _refit(members, data, config)
         # Members of an ensemble are found again by their trial's number.
         chosen = tuple(numbers[k] for k in selection.chosen)
@@ -197,9 +210,15 @@ def _tune(
             # So that `remasker impute` reads other files as this one was read.
             provenance["file"] = {"name": Path(source or name).name, **file.memory}
         stages = None if second is None else second.ensemble
-        imputer = export.assemble(encoder, data, members, refitted, provenance, stages)
-        reported = average([results[k].reported for k in selection.chosen])
-        outcome = _measure(data, reported if second is None else second.reported, encoder)
+        # The second stage shrinks by its own stacking.
+        trust = shrinkage(judge, joint) if second is None else None
+        imputer = export.assemble(encoder, data, members, refitted, provenance, stages, trust)
+        if second is None:
+            reported = average([results[k].reported for k in selection.chosen])
+            reported = shrink(data.judge(data.holdout.report), reported, trust)
+        else:
+            reported = second.reported
+        outcome = _measure(data, reported, encoder)
         result = TuneResult(
             name=name,
             folder=folder,
@@ -221,8 +240,9 @@ def _tune(
             if second is None
             else {"gain": second.gain, "refitted": second.refitted, "experts": _weights(second)},
             "error": _error_record(outcome),
-            # For the day when an artifact can hold them; see `selection.shrinkage`.
-            "shrinkage": {"applied": False, "factors": shrinkage(judge, joint)},
+            # How far each column's numbers are trusted; null: wholly.
+            "trust": trust,
+            "refitted": refitted is not None,
         }
         _write(result, record, frame, source, file)
     return result
@@ -373,6 +393,12 @@ def _results(
     raise SearchFailedError(
         "the time ended before any trial had got far enough to be used; give a larger time_budget"
     )
+
+
+def _refit_seconds(config: SearchConfig, longest: float) -> float:
+    """What refitting costs, if the dearest member took so long: they go side by side."""
+    side_by_side = max(1, int(ray.cluster_resources().get("CPU", 1) // config.cpus_per_trial))
+    return 2 + 1.3 * longest * math.ceil(config.max_members / side_by_side)
 
 
 def _refit(members: Sequence[Member], data: TrialData, config: SearchConfig) -> list[Member]:

@@ -58,7 +58,8 @@ class SearchConfig:
     portfolio: bool = True
     max_members: int = 5
     experts: str | None = "auto"
-    refit: bool = False
+    #: Without a second stage: whether the chosen learn from all cells in the end, if time allows.
+    refit: bool = True
     device: str = "cpu"
     #: How much training a crash may cost.
     checkpoint_seconds: float = 10.0

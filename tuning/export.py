@@ -77,8 +77,11 @@ def assemble(
     refitted: Sequence[Member] | None,
     provenance: Mapping[str, Any],
     stages: Ensemble | None = None,
+    trust: np.ndarray | None = None,
 ) -> ReMaskerImputer:
     """A fitted imputer from chosen members, or from the two stages that took their place.
+
+    `trust` draws the members' numbers to the column's mean; see `selection.shrinkage`.
 
     Intervals and draws are calibrated on the judge cells by the members that did not train on them,
     also when refitted ones take their place.
@@ -87,6 +90,7 @@ def assemble(
         members=tuple(members),
         n_categories=data.table.n_categories,
         residuals=normal_residuals(len(data.table.n_categories)),
+        trust=trust,
         device=data.device,
     )
     if stages is None:
@@ -170,10 +174,19 @@ def reproduce(run: str | os.PathLike[str], table: Any) -> ReMaskerImputer:
         if second is not None:
             seen = encoded if second["refitted"] else encoded.hide(data.holdout.all)
             stages = two_stages(seen, members[0], data.device)
-        elif record["search"]["refit"]:
+        elif record["refitted"]:
             refitted = [refit_member(member, encoded) for member in members]
     provenance |= {"seed": members[0].seed}
-    return assemble(encoder, data, members, refitted, provenance, stages)
+    trust = record.get("trust")
+    return assemble(
+        encoder,
+        data,
+        members,
+        refitted,
+        provenance,
+        stages,
+        None if trust is None else np.array(trust),
+    )
 
 
 def _table_options(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -407,7 +407,7 @@ def search(
         trial = study.get_trials(deepcopy=False)[number]
         if state == TrialState.COMPLETE:
             seconds.append(float(trial.user_attrs.get("seconds", 0.0)))
-            if config.refit and timed:
+            if config.refit and config.experts is None and timed:
                 # The members are refitted side by side; the dearest of them decides.
                 rounds = math.ceil(config.max_members / n_workers)
                 likely = 1.15 * rounds * float(np.quantile(seconds, 0.75))

@@ -99,8 +99,8 @@ def select(
     )
 
 
-def shrinkage(judge: Judge, prediction: CellPrediction, n_folds: int = 5) -> np.ndarray:
-    """A factor per column, from 0 (use the column's mean) to 1 (trust the model).
+def shrinkage(judge: Judge, prediction: CellPrediction, n_folds: int = 5) -> np.ndarray | None:
+    """A factor per column, from 0 (use the column's mean) to 1 (trust the model); None: all 1.
 
     Numbers only; a column of levels keeps 1. The factor that would have been best on a column's own
     cells is pulled toward the one pooled over all columns, the more the fewer cells it has. It is
@@ -125,7 +125,23 @@ def shrinkage(judge: Judge, prediction: CellPrediction, n_folds: int = 5) -> np.
         part = fold == k
         shrunk[part] = (center + learned * (prediction.value - center))[part]
     gain = paired_gain(judge, prediction, CellPrediction(value=shrunk, chance=prediction.chance))
-    return factors if gain > 1.0 else np.ones(judge.n_columns)
+    return factors if gain > 1.0 else None
+
+
+def shrink(judge: Judge, prediction: CellPrediction, trust: np.ndarray | None) -> CellPrediction:
+    """What a model that is trusted so far would have said of the judge's cells.
+
+    >>> from remasker.table import EncodedTable
+    >>> cells = np.array([[True], [False]])
+    >>> table = EncodedTable(values=np.zeros((2, 1)), observed=cells | True, n_categories=(0,))
+    >>> judge = Judge(table, cells, hidden=cells, column_weight=np.ones(1))
+    >>> said = CellPrediction(value=np.array([2.0]), chance=np.zeros((1, 0)))
+    >>> shrink(judge, said, np.array([0.5])).value.tolist()
+    [1.0]
+    """
+    if trust is None:
+        return prediction
+    return CellPrediction(value=prediction.value * trust[judge.columns], chance=prediction.chance)
 
 
 def _factors(judge: Judge, prediction: CellPrediction, used: np.ndarray) -> np.ndarray:

@@ -66,7 +66,9 @@ def add_commands(subparsers: Any) -> None:
     tune.add_argument(
         "--no-experts", action="store_true", help="pure ReMasker, without the second stage"
     )
-    tune.add_argument("--refit", action="store_true", help="train the winner on all observed cells")
+    tune.add_argument(
+        "--no-refit", action="store_true", help="keep the winner as it was when it was chosen"
+    )
     tune.add_argument("--resume", action="store_true", help="continue, or extend, a run")
     tune.add_argument("--verbose", action="store_true", help="show what Ray says")
     tune.set_defaults(run=run_tune)
@@ -113,7 +115,7 @@ def run_tune(args: argparse.Namespace) -> int:
         "gpus_per_trial": args.gpus_per_trial,
         "address": args.address,
         "experts": None if args.no_experts else "auto",
-        "refit": args.refit,
+        "refit": not args.no_refit,
         "resume": args.resume,
         "verbose": args.verbose,
     }
