@@ -21,7 +21,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from benchmarks.tuning import DATASETS, load, rmse
+from benchmarks.accuracy import SMALL
+from benchmarks.tuning import numbers
+from remasker.metrics import rmse
 
 CSV = Path("benchmarks/portfolio.csv")
 
@@ -58,7 +60,7 @@ def measure(entry: dict[str, Any], dataset: str, mask: int) -> float:
     from remasker.training import TrainingConfig
 
     torch.set_num_threads(1)
-    truth, hidden = load(dataset, mask)
+    truth, hidden = numbers(dataset, mask)
     epochs = round(entry.get("epochs", 1.0) * TrainingConfig().n_epochs(len(truth)))
     imputer = ReMaskerImputer(**entry["settings"], epochs=max(1, epochs), random_state=0)
     return rmse(truth, imputer.fit_transform(np.where(hidden, np.nan, truth)), hidden)
@@ -110,7 +112,7 @@ def main() -> None:
     done = pd.read_csv(CSV) if CSV.exists() else pd.DataFrame(columns=["name", "dataset", "mask"])
     known = set(zip(done["name"], done["dataset"], done["mask"], strict=True))
     for mask in args.masks if args.pool else ():
-        for dataset in DATASETS:
+        for dataset in SMALL:
             for entry in entries:
                 if (entry["name"], dataset, mask) in known:
                     continue

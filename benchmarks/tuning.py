@@ -26,8 +26,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-DATASETS = ("yacht", "raisin", "compressive", "diabetes", "climate", "credit", "wine", "obesity")
-SHARED = Path(__file__).parents[2] / "shared" / "bench" / "masks.npz"
+from benchmarks.accuracy import SMALL, task
+from remasker.metrics import rmse
+
 FIELDS = (
     "dataset",
     "mask",
@@ -48,17 +49,10 @@ FIELDS = (
 )
 
 
-def load(dataset: str, mask: int, path: Path = SHARED) -> tuple[np.ndarray, np.ndarray]:
-    """The complete table, scaled to [0, 1], and the cells to hide."""
-    with np.load(path) as stored:
-        complete = stored[f"{dataset}|X"].astype(float)
-        packed = stored[f"{dataset}|MAR|0.3|{mask}"]
-    return complete, np.unpackbits(packed)[: complete.size].reshape(complete.shape).astype(bool)
-
-
-def rmse(truth: np.ndarray, imputed: Any, hidden: np.ndarray) -> float:
-    """Pooled over the hidden cells."""
-    return float(np.sqrt(np.mean((np.asarray(imputed)[hidden] - truth[hidden]) ** 2)))
+def numbers(dataset: str, mask: int) -> tuple[np.ndarray, np.ndarray]:
+    """The complete table on the protocol's scale and the cells to hide, MAR 0.3."""
+    table, hidden = task(dataset, "MAR", 0.3, mask, "protocol")
+    return table.to_numpy(dtype=float), hidden
 
 
 def measure(dataset: str, mask: int, seconds: float, storage: Path) -> dict[str, Any]:
@@ -72,7 +66,7 @@ def measure(dataset: str, mask: int, seconds: float, storage: Path) -> dict[str,
     from tuning.trial import TrialData, read_result
 
     torch.set_num_threads(1)
-    truth, hidden = load(dataset, mask)
+    truth, hidden = numbers(dataset, mask)
     table = np.where(hidden, np.nan, truth)
     default = rmse(truth, ReMaskerImputer(random_state=0).fit_transform(table), hidden)
     started = time.perf_counter()
@@ -164,7 +158,7 @@ def overhead(n_trials: int = 12) -> str:
     from tuning.search import ray_session, search
     from tuning.trial import TrialData
 
-    truth, hidden = load("raisin", 0)
+    truth, hidden = numbers("raisin", 0)
     _, _, encoded, _ = export.encode(np.where(hidden, np.nan, truth), {})
     data = TrialData(table=encoded, holdout=draw_holdout(encoded.observed, 0))
     fixed = {
@@ -218,7 +212,7 @@ def overhead(n_trials: int = 12) -> str:
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--datasets", nargs="+", default=DATASETS, choices=DATASETS)
+    parser.add_argument("--datasets", nargs="+", default=SMALL, choices=SMALL)
     parser.add_argument("--masks", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--csv", type=Path, default=Path("benchmarks/tuning.csv"))
