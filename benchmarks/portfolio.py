@@ -62,7 +62,10 @@ def measure(entry: dict[str, Any], dataset: str, mask: int) -> float:
     torch.set_num_threads(1)
     truth, hidden = numbers(dataset, mask)
     epochs = round(entry.get("epochs", 1.0) * TrainingConfig().n_epochs(len(truth)))
-    imputer = ReMaskerImputer(**entry["settings"], epochs=max(1, epochs), random_state=0)
+    # One model by itself, as a trial is.
+    imputer = ReMaskerImputer(
+        **entry["settings"], epochs=max(1, epochs), experts=None, n_members=1, random_state=0
+    )
     return rmse(truth, imputer.fit_transform(np.where(hidden, np.nan, truth)), hidden)
 
 
@@ -104,6 +107,7 @@ def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pool", type=int, default=0, help="measure a pool of so many settings")
+    parser.add_argument("--datasets", nargs="+", default=SMALL, choices=SMALL)
     parser.add_argument("--masks", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--size", type=int, default=8)
     parser.add_argument("--write", action="store_true")
@@ -112,7 +116,7 @@ def main() -> None:
     done = pd.read_csv(CSV) if CSV.exists() else pd.DataFrame(columns=["name", "dataset", "mask"])
     known = set(zip(done["name"], done["dataset"], done["mask"], strict=True))
     for mask in args.masks if args.pool else ():
-        for dataset in SMALL:
+        for dataset in args.datasets:
             for entry in entries:
                 if (entry["name"], dataset, mask) in known:
                     continue
