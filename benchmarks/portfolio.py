@@ -26,12 +26,15 @@ from benchmarks.tuning import numbers
 from remasker.metrics import rmse
 
 CSV = Path("benchmarks/portfolio.csv")
+#: No entry costs more than so many times the default.
+DEAREST = 4
 
 
 def pool(size: int, seed: int = 0) -> list[dict[str, Any]]:
     """Entries to choose from: the portfolio as it is, then random points."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution
 
+    from tuning.cost import seconds_per_epoch
     from tuning.space import DEFAULT_SPACE, read_portfolio
 
     entries = read_portfolio()
@@ -48,6 +51,9 @@ def pool(size: int, seed: int = 0) -> list[dict[str, Any]]:
             else:
                 settings[name] = int(rng.integers((d.high - d.low) // d.step + 1) * d.step + d.low)
         epochs = float(np.round(np.exp(rng.uniform(np.log(0.5), np.log(2))), 1))
+        # What a search of a few minutes could not pay is of no use at its beginning.
+        if epochs * seconds_per_epoch(settings, 800, 10) > DEAREST * seconds_per_epoch({}, 800, 10):
+            continue
         entries.append({"name": f"drawn {len(entries)}", "settings": settings, "epochs": epochs})
     return entries
 
