@@ -14,7 +14,7 @@ ALLOWED = {
     "table": {"columns", "errors"},
     "cells": {"errors"},
     "delimited": {"cells", "columns", "errors"},
-    "files": {"columns", "delimited"},
+    "files": {"columns", "delimited", "errors"},
     "masking": {"errors"},
     "holdout": set(),
     "kernels": set(),
@@ -29,6 +29,7 @@ ALLOWED = {
     "imputer": {
         "artifact", "errors", "fitting", "inference", "model", "table", "training",
     },
+    "stream": {"delimited", "errors", "files", "imputer"},
     "metrics": {"errors"},
     "missingness": {"errors", "metrics"},
     "datasets": {"errors"},
