@@ -15,6 +15,8 @@ from remasker.table import EncodedTable
 from remasker.training import Member
 
 BATCH_ROWS = 1024
+#: With more columns than 64 a batch has fewer rows, so that its memory stays the same.
+BATCH_CELLS = 2**16
 #: Points of the stored distribution of held-out residuals.
 QUANTILES = np.linspace(0, 1, 101)
 #: With more incomplete columns than this, `draw` fills them in groups.
@@ -85,8 +87,11 @@ class Ensemble:
 
     def batches(self, table: EncodedTable) -> Iterator[tuple[slice, Predicted]]:
         """Predictions for a table, some rows at a time, so that memory stays bounded."""
-        for start in range(0, len(table), BATCH_ROWS):
-            rows = slice(start, start + BATCH_ROWS)
+        # A power of two, which divides the batches of those who call with a part of a table.
+        fitting = BATCH_CELLS // max(1, table.values.shape[1])
+        n_rows = min(BATCH_ROWS, 1 << max(3, fitting.bit_length() - 1))
+        for start in range(0, len(table), n_rows):
+            rows = slice(start, start + n_rows)
             yield rows, self.predict(table.values[rows], table.observed[rows])
 
     def soft(self, values: np.ndarray, visible: np.ndarray) -> np.ndarray:

@@ -24,6 +24,7 @@ from remasker.errors import (
     check_number,
 )
 from remasker.masking import draw_visible, parse_masking
+from remasker.memory import check_memory
 from remasker.model import MaskedAutoencoder, ModelConfig, Prediction, quantile_bins
 from remasker.optimizer import VectorAdamW
 from remasker.table import EncodedTable
@@ -148,6 +149,8 @@ class Trainer:
     ) -> None:
         if table.values.shape[1] == 0 or len(table) == 0:
             raise InvalidConfigError("nothing to train on: the table has no modelled column or row")
+        if torch.device(device).type == "cpu":
+            check_memory(model_config, config.batch_size, *table.values.shape)
         self.config = config
         self.model_config = model_config
         self.device = torch.device(device)
