@@ -265,3 +265,29 @@ def test_gaussian_process_closed_form_is_leaving_out():
         direct.append(kernel[np.ix_(out, ~out)] @ inner + arrays["mean"])
     # Each row by the process whose hyperparameters it did not choose.
     assert np.isclose(unseen[out], direct, atol=1e-4).any(axis=0).all()
+
+
+def test_many_columns_choose_their_inputs_and_are_judged_by_others():
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(100, 3)) @ rng.normal(size=(3, 80)) + 0.3 * rng.normal(size=(100, 80))
+    values[:, :40] = rng.normal(size=(100, 40))  # half of them nothing but noise
+    observed = rng.random(values.shape) < 0.8
+    values = np.where(observed, values, 0).astype(np.float32)
+    table = EncodedTable(values=values, observed=observed, n_categories=(0,) * 80)
+    looks = []
+
+    def honest(values, visible, rows):
+        looks.append((~visible).all(axis=0).sum())
+        return np.zeros(values.shape)
+
+    config = ExpertsConfig(experts=("ridge",))
+    experts = fit_experts(table, lambda v, o: np.zeros(v.shape), honest=honest, config=config)
+    assert len(looks) == 30
+    assert sum(looks) == 80
+    assert all(len(stack.chosen) == 60 for stack in experts.rounds[0])
+    errors = np.array([record["error"] for record in experts.weights_table()])
+    assert errors[:40].mean() > 0.9  # noise is not mistaken for knowledge
+    assert errors[40:].mean() < 0.5
+    again = Experts.from_tensors(*experts.to_tensors())
+    predict = lambda v, o: np.zeros(v.shape)  # noqa: E731
+    np.testing.assert_array_equal(experts.impute(table, predict), again.impute(table, predict))

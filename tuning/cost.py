@@ -71,7 +71,7 @@ class CostModel:
 
     def seconds(self, settings: Mapping[str, Any]) -> float:
         """How long this training will take."""
-        epochs = split_settings(settings)[1].n_epochs(self.n_rows)
+        epochs = split_settings(settings)[1].n_epochs(self.n_rows, self.n_columns)
         return epochs * seconds_per_epoch(settings, self.n_rows, self.n_columns) * self.factor
 
     @property
@@ -81,7 +81,7 @@ class CostModel:
 
     def learn(self, settings: Mapping[str, Any], seconds: float, epochs: int | None = None) -> None:
         """Take in a training that took so long, for all its epochs or so many of them."""
-        epochs = epochs or split_settings(settings)[1].n_epochs(self.n_rows)
+        epochs = epochs or split_settings(settings)[1].n_epochs(self.n_rows, self.n_columns)
         formula = epochs * seconds_per_epoch(settings, self.n_rows, self.n_columns)
         if seconds > 0 and math.isfinite(seconds):
             self._ratios.append(seconds / formula)

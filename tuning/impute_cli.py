@@ -16,6 +16,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
@@ -343,9 +344,17 @@ _worker: dict[str, Any] = {}
 
 
 def _begin(shipped: bytes) -> None:
-    """Make a new process ready; Ctrl-C is its parent's business."""
+    """Make a new process ready; Ctrl-C is its parent's business, and it ends with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     _worker["imputer"], _worker["options"] = pickle.loads(shipped)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _work(task: Task) -> Filled | RemaskerError:
