@@ -248,6 +248,14 @@ def test_many_files_on_this_machine(folder: Path, capsys: Any) -> None:
     assert_filled(make(50, seed=0), "new/0.parquet")
 
 
+def test_a_bar_on_a_terminal(folder: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    code, err = run(capsys, "big", "-o", "out", "--workers", "1")
+    assert code == 0
+    assert "imputing" in err
+    assert "153/153" in err
+
+
 def test_text_files_go_one_by_one(folder: Path, capsys: Any) -> None:
     for k in range(2):
         make(30, seed=k).to_pandas().to_csv(f"big/{k}.csv", index=False)
@@ -279,6 +287,7 @@ def test_text_files_go_one_by_one(folder: Path, capsys: Any) -> None:
         (["big", "gone.parquet", "-o", "out"], "cannot read gone.parquet: no such file"),
         (["-", "big", "-o", "out"], "-: standard input goes to a file or to -, not to a directory"),
         (["big", "-o", "out", "--workers", "0"], "--workers: expected a number of at least 1"),
+        (["-", "-o", "-", "--address", "auto"], "-: a cluster reads and writes files; leave "),
         (["broken.parquet", "-o", "out"], "broken.parquet is not a readable Parquet file: "),
     ],
 )

@@ -115,6 +115,8 @@ def impute(args: argparse.Namespace) -> None:
     if args.workers is not None and args.workers < 1:
         raise InvalidConfigError(f"--workers: expected a number of at least 1, got {args.workers}")
     tasks, folder = plan(args.data, args.output)
+    if args.address is not None and "-" in (tasks[0].source, tasks[0].target):
+        raise InvalidConfigError("-: a cluster reads and writes files; leave --address out")
     there = refuse_targets(tasks, folder, force=args.force, resume=args.resume)
     imputer = load_model(args.model, markers(args))
     if there:
@@ -123,7 +125,10 @@ def impute(args: argparse.Namespace) -> None:
     if not tasks:
         return
     if folder is not None:
-        folder.mkdir(exist_ok=True)
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise InvalidConfigError(f"cannot write {folder}: {error.strerror}") from None
     options = reading_options(args)
     workers = min(len(tasks), args.workers or len(os.sched_getaffinity(0)))
     if args.address is not None:
