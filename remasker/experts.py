@@ -320,16 +320,22 @@ def fit_experts(
     own = None
     if len(columns) > MAX_ALONE and honest is not None:
         own = _own_of_many(table, rows_of, honest, random_state.permutation(columns))
-    lessons = [_lesson(table, rows_of[j], j, predict, honest, prior, columns, own) for j in columns]
+
+    def lesson_of(j: int) -> _Lesson:
+        return _lesson(table, rows_of[j], j, predict, honest, prior, columns, own)
+
     rounds: list[tuple[ColumnStack, ...]] = []
     judged: list[dict[str, Any]] = []
     residuals = np.full((len(at), len(QUANTILES)), np.nan)
     # Each round completes the rows of every column anew by the experts of all others.
     n_rounds = config.rounds if len(columns) <= MAX_CHAINED else 1
+    # Lessons of many columns would fill the memory: they are used once, and made when needed.
+    lessons = {j: lesson_of(j) for j in columns} if n_rounds > 1 else {}
     for r in range(n_rounds):
         stacks = []
         judged.clear()
-        for j, lesson in zip(columns, lessons, strict=True):
+        for j in columns:
+            lesson = lessons[j] if lessons else lesson_of(j)
             targets = known[lesson.rows, at[j]]
             stack, record, unseen = _fit_column(
                 j,
@@ -348,7 +354,7 @@ def fit_experts(
                 residuals[j] = np.quantile(missed[np.isfinite(missed)], QUANTILES)
         rounds.append(tuple(stacks))
         if r + 1 < n_rounds:
-            for j, lesson in zip(columns, lessons, strict=True):
+            for j, lesson in lessons.items():
                 others = tuple(stack for stack in stacks if stack.column != j)
                 visible = table.observed[lesson.rows]
                 lesson.soft = _improve(
