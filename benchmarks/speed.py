@@ -200,40 +200,40 @@ ROWS = (10**3, 10**4, 10**5, 10**6)
 COLUMNS = (5, 20, 50, 100, 200, 500)
 
 
-def point(n_rows: int, n_columns: int, whole: bool) -> None:
+def point(n_rows: int, n_columns: int) -> None:
     """Fit and transform one table in this process; its figures on one line."""
     from remasker import ReMaskerImputer
 
     table = make_table(n_rows, n_columns)
     gaps = np.where(table.observed, table.values, np.float32("nan"))
     del table
-    settings = {} if whole else {"experts": None, "n_members": 1}
-    imputer = ReMaskerImputer(epochs=1, batch_size=256, random_state=0, **settings)
+    imputer = ReMaskerImputer(epochs=1, batch_size=256, experts=None, n_members=1, random_state=0)
     fit = clock(partial(imputer.fit, gaps), 1)[0]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    transform = 0.0
-    if not whole:
-        transform = clock(partial(imputer.transform, gaps), 1)[0]
+    transform = clock(partial(imputer.transform, gaps), 1)[0]
     print(fit, transform, peak, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6)
 
 
 def scale() -> None:
     """Time and peak memory of one epoch and one `transform` by rows and by columns."""
-    print("one epoch, batches of 256 rows; a process for each, with its peak memory")
+    print(
+        "pure ReMasker, one model, one epoch, batches of 256 rows; CPU seconds, a process for each"
+    )
 
-    def measure(n_rows: int, n_columns: int, *more: str) -> tuple[float, float]:
+    def measure(n_rows: int, n_columns: int) -> tuple[float, float]:
         words = [sys.executable, "-m", "benchmarks.speed", "--point", str(n_rows), str(n_columns)]
-        done = subprocess.run([*words, *more], capture_output=True, text=True)
+        done = subprocess.run(words, capture_output=True, text=True)
         if done.returncode:
             print(f"{n_rows:>8} × {n_columns:<4} failed: {done.stderr.strip().splitlines()[-1:]}")
             return np.nan, np.nan
         fit, transform, peak, last = map(float, done.stdout.split())
-        said = f"{n_rows:>8} × {n_columns:<4} fit {fit:8.2f} s, peak {peak:.2f} GB"
-        said += "" if more else f"; transform {transform:8.2f} s, peak {last:.2f} GB"
-        print(said, flush=True)
+        print(
+            f"{n_rows:>8} × {n_columns:<4} fit {fit:8.2f} s, peak {peak:.2f} GB; "
+            f"transform {transform:8.2f} s, peak {last:.2f} GB",
+            flush=True,
+        )
         return fit, transform
 
-    print("pure ReMasker, one model")
     for name, sizes in (
         ("rows", [(n, 10) for n in ROWS]),
         ("columns", [(10**3, n) for n in COLUMNS]),
@@ -243,8 +243,7 @@ def scale() -> None:
         for what, own in zip(("fit", "transform"), times.T, strict=True):
             slopes = np.diff(np.log(own)) / np.diff(np.log(counts))
             print(f"{what} grows with {name} to the power " + ", ".join(f"{s:.2f}" for s in slopes))
-    print("three models and experts")
-    measure(10**6, 20, "--whole")
+    measure(10**6, 20)
 
 
 def main() -> None:
@@ -259,11 +258,10 @@ def main() -> None:
     parser.add_argument("--quality", nargs="+", metavar="DATASET", default=[])
     parser.add_argument("--scale", action="store_true")
     parser.add_argument("--point", nargs=2, type=int, metavar=("ROWS", "COLUMNS"))
-    parser.add_argument("--whole", action="store_true", help="of --point: with experts")
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.point:
-        point(*args.point, args.whole)
+        point(*args.point)
     elif args.scale:
         scale()
     elif args.quality:
