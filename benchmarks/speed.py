@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import resource
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -195,31 +197,54 @@ def quality(dataset: str) -> None:
     print(f"  on the cells that were hidden: paper {paper_true:.4f}, defaults {ours_true:.4f}")
 
 
-def scale() -> None:
-    """Time and peak memory of one epoch and one `transform` by rows and by columns."""
+ROWS = (10**3, 10**4, 10**5, 10**6)
+COLUMNS = (5, 20, 50, 100, 200, 500)
+
+
+def point(n_rows: int, n_columns: int) -> None:
+    """Fit and transform one table in this process; its figures on one line."""
     from remasker import ReMaskerImputer
 
-    print("pure ReMasker, one model, one epoch (peak memory is that of the process so far)")
-    points = []
-    for n_rows, n_columns in ((10**3, 10), (10**4, 10), (10**5, 10), (10**4, 50), (10**3, 200)):
-        table = make_table(n_rows, n_columns)
-        gaps = np.where(table.observed, table.values, np.nan)
-        imputer = ReMaskerImputer(
-            epochs=1, batch_size=256, experts=None, n_members=1, random_state=0
-        )
-        fit = clock(partial(imputer.fit, gaps), 1)[0]
-        transform = clock(partial(imputer.transform, gaps), 1)[0]
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-        points.append((n_rows, n_columns, fit, transform))
+    table = make_table(n_rows, n_columns)
+    gaps = np.where(table.observed, table.values, np.float32("nan"))
+    del table
+    imputer = ReMaskerImputer(epochs=1, batch_size=256, experts=None, n_members=1, random_state=0)
+    fit = clock(partial(imputer.fit, gaps), 1)[0]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    transform = clock(partial(imputer.transform, gaps), 1)[0]
+    print(fit, transform, peak, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6)
+
+
+def scale() -> None:
+    """Time and peak memory of one epoch and one `transform` by rows and by columns."""
+    print(
+        "pure ReMasker, one model, one epoch, batches of 256 rows; CPU seconds, a process for each"
+    )
+
+    def measure(n_rows: int, n_columns: int) -> tuple[float, float]:
+        words = [sys.executable, "-m", "benchmarks.speed", "--point", str(n_rows), str(n_columns)]
+        done = subprocess.run(words, capture_output=True, text=True)
+        if done.returncode:
+            print(f"{n_rows:>8} × {n_columns:<4} failed: {done.stderr.strip().splitlines()[-1:]}")
+            return np.nan, np.nan
+        fit, transform, peak, last = map(float, done.stdout.split())
         print(
-            f"{n_rows:>8} × {n_columns:<4} fit {fit:8.2f} s  transform {transform:8.2f} s  "
-            f"peak {peak:.2f} GB",
+            f"{n_rows:>8} × {n_columns:<4} fit {fit:8.2f} s, peak {peak:.2f} GB; "
+            f"transform {transform:8.2f} s, peak {last:.2f} GB",
             flush=True,
         )
-    by_rows = np.array([(n, f, t) for n, d, f, t in points if d == 10])
-    for name, column in (("fit", 1), ("transform", 2)):
-        slope = np.polyfit(np.log(by_rows[:, 0]), np.log(by_rows[:, column]), 1)[0]
-        print(f"{name} grows with rows to the power {slope:.2f}")
+        return fit, transform
+
+    for name, sizes in (
+        ("rows", [(n, 10) for n in ROWS]),
+        ("columns", [(10**3, n) for n in COLUMNS]),
+    ):
+        times = np.array([measure(*size) for size in sizes])
+        counts = [n if name == "rows" else d for n, d in sizes]
+        for what, own in zip(("fit", "transform"), times.T, strict=True):
+            slopes = np.diff(np.log(own)) / np.diff(np.log(counts))
+            print(f"{what} grows with {name} to the power " + ", ".join(f"{s:.2f}" for s in slopes))
+    measure(10**6, 20)
 
 
 def main() -> None:
@@ -233,9 +258,12 @@ def main() -> None:
     parser.add_argument("--batches", nargs="+", type=int, default=[64, 256])
     parser.add_argument("--quality", nargs="+", metavar="DATASET", default=[])
     parser.add_argument("--scale", action="store_true")
+    parser.add_argument("--point", nargs=2, type=int, metavar=("ROWS", "COLUMNS"))
     args = parser.parse_args()
     torch.set_num_threads(1)
-    if args.scale:
+    if args.point:
+        point(*args.point)
+    elif args.scale:
         scale()
     elif args.quality:
         for dataset in args.quality:

@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from scipy.optimize import nnls
 
 from remasker.errors import ArtifactError, make_config
 from remasker.expert_models import EXPERTS, Arrays, ExpertsConfig, input_knots, input_view
+from remasker.stacking import MAX_INPUTS, choose_inputs, cross_fit, proper, stack_weights
 from remasker.table import EncodedTable
 
 #: The first stage: (values, visible) -> a soft prediction of every cell from the visible ones.
@@ -32,6 +32,9 @@ MODEL = "remasker"
 MIN_OBSERVED = 20
 #: With more incomplete columns than this there is one round: a further one costs their square.
 MAX_CHAINED = 16
+#: With more incomplete columns than `MAX_ALONE` the model is asked about some of them at a time, so
+#: that so many looks at the table suffice.
+MAX_ALONE, N_LOOKS = 60, 30
 #: Rows completed at a time, so that memory stays bounded.
 CHUNK_ROWS = 4096
 QUANTILES = np.linspace(0, 1, 101)
@@ -95,10 +98,14 @@ class ColumnStack:
     knots: np.ndarray
     weights: dict[str, float]
     models: dict[str, Arrays]
+    #: Which of the other columns of the soft table the experts look at; None: all.
+    chosen: np.ndarray | None = None
 
     def predict(self, soft: np.ndarray, place: slice, model: np.ndarray) -> np.ndarray:
         """The column in these rows, from the other columns and the model's own prediction."""
         inputs = np.delete(soft, place, axis=1)
+        if self.chosen is not None:
+            inputs = inputs[:, self.chosen]
         result = np.tile(self.mean, (len(soft), 1))
         for name, weight in self.weights.items():
             said = model
@@ -106,15 +113,7 @@ class ColumnStack:
                 _, predict, view = EXPERTS[name]
                 said = predict(self.models[name], input_view(inputs, self.knots, view))
             result += weight * (said - self.mean)
-        return _proper(result)
-
-
-def _proper(predicted: np.ndarray) -> np.ndarray:
-    """Probabilities between 0 and 1 that add up to 1; a number as it is."""
-    if predicted.shape[1] == 1:
-        return predicted
-    clipped = np.clip(predicted, 1e-6, 1.0)
-    return clipped / clipped.sum(axis=1, keepdims=True)
+        return proper(result)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +176,8 @@ class Experts:
             for stack in stacks:
                 tensors[f"{r}.{stack.column}.mean"] = stack.mean
                 tensors[f"{r}.{stack.column}.knots"] = stack.knots
+                if stack.chosen is not None:
+                    tensors[f"{r}.{stack.column}.chosen"] = stack.chosen
                 for name, arrays in stack.models.items():
                     for key, array in arrays.items():
                         tensors[f"{r}.{stack.column}.{name}.{key}"] = array
@@ -229,6 +230,7 @@ def _read_stack(tensors: Mapping[str, np.ndarray], r: int, entry: Mapping[str, A
         knots=tensors[f"{start}knots"],
         weights=dict(entry["weights"]),
         models=models,
+        chosen=tensors.get(f"{start}chosen"),
     )
 
 
@@ -311,19 +313,29 @@ def fit_experts(
     if len(at) == 1:
         columns = []  # a single column has nothing to be predicted from
     folds = random_state.permutation(np.arange(len(table)) % config.n_folds)
-    lessons = []
+    rows_of = {}
     for j in columns:
         rows = random_state.permutation(np.flatnonzero(table.observed[:, j]))[: config.max_rows]
-        lessons.append(_lesson(table, np.sort(rows), j, predict, honest, prior, columns))
+        rows_of[j] = np.sort(rows)
+    own = None
+    if len(columns) > MAX_ALONE and honest is not None:
+        own = _own_of_many(table, rows_of, honest, random_state.permutation(columns))
+
+    def lesson_of(j: int) -> _Lesson:
+        return _lesson(table, rows_of[j], j, predict, honest, prior, columns, own)
+
     rounds: list[tuple[ColumnStack, ...]] = []
     judged: list[dict[str, Any]] = []
     residuals = np.full((len(at), len(QUANTILES)), np.nan)
     # Each round completes the rows of every column anew by the experts of all others.
     n_rounds = config.rounds if len(columns) <= MAX_CHAINED else 1
+    # Lessons of many columns would fill the memory: they are used once, and made when needed.
+    lessons = {j: lesson_of(j) for j in columns} if n_rounds > 1 else {}
     for r in range(n_rounds):
         stacks = []
         judged.clear()
-        for j, lesson in zip(columns, lessons, strict=True):
+        for j in columns:
+            lesson = lessons[j] if lessons else lesson_of(j)
             targets = known[lesson.rows, at[j]]
             stack, record, unseen = _fit_column(
                 j,
@@ -338,10 +350,11 @@ def fit_experts(
             judged.append(record)
             lesson.own = unseen
             if not table.n_categories[j]:
-                residuals[j] = np.quantile(targets - unseen, QUANTILES)
+                missed = targets - unseen
+                residuals[j] = np.quantile(missed[np.isfinite(missed)], QUANTILES)
         rounds.append(tuple(stacks))
         if r + 1 < n_rounds:
-            for j, lesson in zip(columns, lessons, strict=True):
+            for j, lesson in lessons.items():
                 others = tuple(stack for stack in stacks if stack.column != j)
                 visible = table.observed[lesson.rows]
                 lesson.soft = _improve(
@@ -376,6 +389,7 @@ def _lesson(
     honest: HonestPredict | None,
     prior: np.ndarray,
     columns: list[int],
+    own: Mapping[int, np.ndarray] | None = None,
 ) -> _Lesson:
     visible = table.observed[rows]
     visible[:, j] = False
@@ -384,19 +398,46 @@ def _lesson(
         observed=visible,
         n_categories=table.n_categories,
     )
-    base = _first_guess(shown, predict, prior)
-    if honest is not None:
+    place = places(table.n_categories)[j]
+    if own is not None:
+        base = _first_guess(shown, None, prior)
+        base[:, place] = own[j]
+    else:
+        base = _first_guess(shown, predict, prior)
+    if honest is not None and own is None:
         # Gaps are filled by the same models as at work; only the target's own prediction has to
         # come from models that were not trained on it.
-        place = places(table.n_categories)[j]
         base[:, place] = honest(shown.values, shown.observed, rows)[:, place]
     known, cells = _known(shown)
-    return _Lesson(
-        rows=rows,
-        base=base,
-        soft=np.where(cells, known, _start(base, prior, columns, table.n_categories)),
-        own=base[:, :0],
-    )
+    soft = np.where(cells, known, _start(base, prior, columns, table.n_categories))
+    if own is not None:
+        # Here the model fills no gaps, as it does at work: what it would have to fill says nothing.
+        rare = table.observed.sum(axis=0) < MIN_OBSERVED
+        rare = np.repeat(rare, [max(1, k) for k in table.n_categories])
+        soft[:, rare] = prior[rare]
+    return _Lesson(rows=rows, base=base, soft=soft, own=base[:, :0])
+
+
+def _own_of_many(
+    table: EncodedTable,
+    rows_of: Mapping[int, np.ndarray],
+    honest: HonestPredict,
+    columns: np.ndarray,
+) -> dict[int, np.ndarray]:
+    """The model's honest prediction of each column, with a few others hidden beside it.
+
+    Asking for one column at a time costs a look at the table for each: two hours at 300 × 500.
+    """
+    own = {}
+    at = places(table.n_categories)
+    for group in np.array_split(columns, N_LOOKS):
+        rows = np.unique(np.concatenate([rows_of[j] for j in group]))
+        visible = table.observed[rows]
+        visible[:, group] = False
+        said = honest(np.where(visible, table.values[rows], 0), visible, rows)
+        for j in group:
+            own[int(j)] = said[np.searchsorted(rows, rows_of[j])][:, at[j]]
+    return own
 
 
 def _fit_column(
@@ -409,6 +450,12 @@ def _fit_column(
     config: ExpertsConfig,
 ) -> tuple[ColumnStack, dict[str, Any], np.ndarray]:
     models, unseen = {}, {}
+    chosen, fresh = None, np.ones(len(targets), dtype=bool)
+    if inputs.shape[1] > MAX_INPUTS:
+        # Rows that chose the inputs would flatter them: others have to judge.
+        fresh = folds >= 0.4 * config.n_folds
+        chosen = choose_inputs(inputs[~fresh], targets[~fresh])
+        inputs = inputs[:, chosen]
     knots = input_knots(inputs)
     for name in config.experts:
         fit, _, view = EXPERTS[name]
@@ -418,7 +465,7 @@ def _fit_column(
         unseen[MODEL] = own
     mean = targets.mean(axis=0)
     said = np.stack(list(unseen.values()))
-    weights = stack_weights(said, targets, config.shrinkage)
+    weights = stack_weights(said[:, fresh], targets[fresh], config.shrinkage)
     kept = {name: float(w) for name, w in zip(unseen, weights, strict=True) if w > 0.01}
     stack = ColumnStack(
         column=column,
@@ -426,11 +473,14 @@ def _fit_column(
         knots=knots,
         weights=kept,
         models={name: models[name] for name in kept if name != MODEL},
+        chosen=chosen,
     )
     # Weights are learned too: what they are worth shows on folds that did not learn them.
-    judged = _cross_fit(said, targets, folds, config.shrinkage)
+    said, goals, parts = said[:, fresh], targets[fresh], folds[fresh]
+    judged = np.full_like(targets, np.nan)
+    judged[fresh] = cross_fit(said, goals, parts, config.shrinkage)
     variance = max(float(((targets - mean) ** 2).sum(axis=1).mean()), 1e-12)
-    error = ((targets - judged) ** 2).sum(axis=1) / variance
+    error = ((goals - judged[fresh]) ** 2).sum(axis=1) / variance
     record: dict[str, Any] = {
         "column": column,
         "rows": len(targets),
@@ -438,41 +488,8 @@ def _fit_column(
         "error": float(error.mean()),
     }
     if own is not None and len(said) > 1:
-        without = _cross_fit(said[:-1], targets, folds, config.shrinkage)
-        gain = ((targets - without) ** 2).sum(axis=1) / variance - error
+        without = cross_fit(said[:-1], goals, parts, config.shrinkage)
+        gain = ((goals - without) ** 2).sum(axis=1) / variance - error
         record["gain"] = float(gain.mean())
         record["gain_standard_error"] = float(gain.std() / np.sqrt(len(gain)))
     return stack, record, judged
-
-
-def stack_weights(said: np.ndarray, targets: np.ndarray, shrinkage: float) -> np.ndarray:
-    """Non-negative weights, together at most 1, of predictions (experts × n × m) around the mean.
-
-    What is missing to 1 is the weight of the mean itself: experts that know nothing get nothing.
-
-    >>> targets = np.array([[0.0], [1.0], [2.0], [3.0]])
-    >>> said = np.stack([targets, 3 - targets])
-    >>> stack_weights(said, targets, shrinkage=0.0).round(2).tolist()
-    [1.0, 0.0]
-    """
-    mean = targets.mean(axis=0)
-    features = (said - mean).reshape(len(said), -1).T
-    aim = (targets - mean).ravel()
-    # Rows that say "all weights are zero", each worth `shrinkage` typical observations.
-    pull = np.sqrt(shrinkage * max(float((aim**2).mean()) * targets.shape[1], 1e-12))
-    weights, _ = nnls(
-        np.vstack([features, pull * np.eye(len(said))]), np.r_[aim, np.zeros(len(said))]
-    )
-    return weights / max(1.0, float(weights.sum()))
-
-
-def _cross_fit(
-    said: np.ndarray, targets: np.ndarray, folds: np.ndarray, shrinkage: float
-) -> np.ndarray:
-    result = np.empty_like(targets)
-    for fold in np.unique(folds):
-        learn, judge = folds != fold, folds == fold
-        weights = stack_weights(said[:, learn], targets[learn], shrinkage)
-        mean = targets[learn].mean(axis=0)
-        result[judge] = _proper(mean + np.tensordot(weights, said[:, judge] - mean, axes=1))
-    return result

@@ -15,6 +15,8 @@ from remasker.table import EncodedTable
 from remasker.training import Member
 
 BATCH_ROWS = 1024
+#: With more columns than 64 a batch has fewer rows, so that its memory stays the same.
+BATCH_CELLS = 2**16
 #: Points of the stored distribution of held-out residuals.
 QUANTILES = np.linspace(0, 1, 101)
 #: With more incomplete columns than this, `draw` fills them in groups.
@@ -63,6 +65,12 @@ class Ensemble:
         stops = np.cumsum(self.n_categories)
         return [(j, slice(stops[j] - k, stops[j])) for j, k in enumerate(self.n_categories) if k]
 
+    @property
+    def batch_rows(self) -> int:
+        """Rows of a batch: a power of two, which divides what callers cut tables into."""
+        fitting = BATCH_CELLS // max(1, len(self.n_categories))
+        return min(BATCH_ROWS, 1 << max(3, fitting.bit_length() - 1))
+
     def predict(self, values: np.ndarray, visible: np.ndarray) -> Predicted:
         """Predict every cell of these rows from the visible ones."""
         shown = torch.from_numpy(np.ascontiguousarray(visible)).to(self.device)
@@ -89,8 +97,8 @@ class Ensemble:
 
     def batches(self, table: EncodedTable) -> Iterator[tuple[slice, Predicted]]:
         """Predictions for a table, some rows at a time, so that memory stays bounded."""
-        for start in range(0, len(table), BATCH_ROWS):
-            rows = slice(start, start + BATCH_ROWS)
+        for start in range(0, len(table), self.batch_rows):
+            rows = slice(start, start + self.batch_rows)
             yield rows, self.predict(table.values[rows], table.observed[rows])
 
     def soft(self, values: np.ndarray, visible: np.ndarray) -> np.ndarray:
@@ -177,14 +185,14 @@ class Ensemble:
         rates = missing.mean(axis=0)
         columns = np.flatnonzero(rates)[np.argsort(rates[rates > 0], kind="stable")]
         groups = np.array_split(columns, max(1, min(len(columns), MAX_DRAW_PASSES)))
-        per_chunk = max(1, 16 * BATCH_ROWS // max(1, len(table)))
+        per_chunk = max(1, 16 * self.batch_rows // max(1, len(table)))
         for start in range(0, n_draws, per_chunk):
             copies = min(per_chunk, n_draws - start)
             values = np.tile(table.values, (copies, 1))
             visible = np.tile(table.observed, (copies, 1))
             for group in groups:
                 rows = np.flatnonzero((~visible[:, group]).any(axis=1))
-                for part in np.array_split(rows, max(1, -(-len(rows) // BATCH_ROWS))):
+                for part in np.array_split(rows, max(1, -(-len(rows) // self.batch_rows))):
                     if len(part):
                         self._draw_cells(values, visible, part, group, random_state)
                 visible[:, group] = True

@@ -11,6 +11,10 @@ blocks, which the tests keep as the truth (`python -m benchmarks.speed`), four t
 3. token-wise layers that see only the tokens that exist, packed as T × w; attention alone pads;
 4. no module or parameter look-ups inside the step.
 
+With hundreds of columns the scores of point 2, a square of tokens for every row and head, would
+fill the memory: long rows take PyTorch's own attention, which never holds them all. Measured at 500
+columns, 64 rows and the default model: 350 MB instead of 1,590, 2.5 s instead of 4.0.
+
 Shapes: B rows, C tokens per row, T packed tokens, L padded tokens per row, H heads, D = w / H.
 """
 
@@ -25,9 +29,13 @@ _layer_norm = torch.native_layer_norm
 _layer_norm_backward = torch.ops.aten.native_layer_norm_backward
 _softmax_backward = torch.ops.aten._softmax_backward_data
 _gelu_backward = torch.ops.aten.gelu_backward
+_attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_attend_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 EPSILON = 1e-5
 #: Batched products of smaller matrices than this take a path that is three times slower.
 MIN_LENGTH = 8
+#: From here on the scores of a row are more than its tokens, and not worth keeping.
+LONG_LENGTH = 128
 
 
 class Packing:
@@ -47,6 +55,7 @@ class Packing:
         place = present.cumsum(1) - 1
         length = max(int(place[:, -1].max()) + 1, MIN_LENGTH)
         self.length = length
+        self.long = length >= LONG_LENGTH
         row = torch.div(self.keep, n_tokens, rounding_mode="floor")
         place = place.reshape(-1)[self.keep]
         #: any token -> its packed place, T where there is none
@@ -64,8 +73,11 @@ class Packing:
             # Padding reads token 0: it is masked as a key and never read back as a query.
             padded = padded.masked_fill(empty, 0)
             bias = torch.zeros(n_rows * length, dtype=dtype).masked_fill_(empty, float("-inf"))
-            bias = bias.view(n_rows, 1, length, 1).expand(n_rows, n_heads, length, length)
-            self.mask = bias.reshape(n_rows * n_heads, length, length)
+            if self.long:
+                self.mask = bias.view(n_rows, 1, 1, length)
+            else:
+                bias = bias.view(n_rows, 1, length, 1).expand(n_rows, n_heads, length, length)
+                self.mask = bias.reshape(n_rows * n_heads, length, length)
         #: padded place of each of q, k, v and head -> packed
         self.split = (
             (padded.view(1, n_rows, 1, length) * 3 + part.view(3, 1, 1, 1)) * n_heads + by_head
@@ -124,9 +136,16 @@ def block_forward(
     qkv = torch.addmm(b_qkv, h, w_qkv.t()).view(-1, d).index_select(0, at.split)
     qkv = qkv.view(3, n, length, d)
     q, k, v = qkv[0].mul_(d**-0.5), qkv[1], qkv[2]
-    scores = k.bmm(q.mT) if at.mask is None else torch.baddbmm(at.mask, k, q.mT)
-    a = torch.softmax(scores, 1)
-    o = _bmm(a.mT, v).view(-1, d).index_select(0, at.merge).view(-1, width)
+    a: Any
+    if at.long:
+        q, k, v = (part.view(at.n_rows, at.n_heads, length, d) for part in (q, k, v))
+        a = _attend(q, k, v, attn_mask=at.mask, scale=1.0)
+        o = a[0].reshape(-1, d)
+    else:
+        scores = k.bmm(q.mT) if at.mask is None else torch.baddbmm(at.mask, k, q.mT)
+        a = torch.softmax(scores, 1)
+        o = _bmm(a.mT, v).view(-1, d)
+    o = o.index_select(0, at.merge).view(-1, width)
     y = torch.addmm(b_mix, o, w_mix.t()).add_(x)
     h2, mean2, rstd2 = _layer_norm(y, [width], g2, c2, EPSILON)
     u = torch.addmm(b_up, h2, w_up.t())
@@ -166,10 +185,19 @@ def block_backward(
     torch.mm(dy, w_mix, out=do[:n_packed])
     do = do.view(-1, d).index_select(0, at.gradient_in).view(n, length, d)
     dqkv = x.new_empty(3, n, length, d)
-    _bmm(a, do, out=dqkv[2])
-    ds = _softmax_backward(torch.bmm(v, do.mT), a, 1, a.dtype)
-    _bmm(ds, q, out=dqkv[1])
-    _bmm(ds.mT, k, out=dqkv[0]).mul_(d**-0.5)
+    if at.long:
+        q, k, v, do, *parts = (
+            part.view(at.n_rows, at.n_heads, length, d) for part in (q, k, v, do, *dqkv)
+        )
+        found = _attend_backward(do, q, k, v, *a, 0.0, False, attn_mask=at.mask, scale=1.0)
+        for part, gradient in zip(parts, found, strict=True):
+            part.copy_(gradient)
+        parts[0].mul_(d**-0.5)
+    else:
+        _bmm(a, do, out=dqkv[2])
+        ds = _softmax_backward(torch.bmm(v, do.mT), a, 1, a.dtype)
+        _bmm(ds, q, out=dqkv[1])
+        _bmm(ds.mT, k, out=dqkv[0]).mul_(d**-0.5)
     dqkv = dqkv.view(-1, d).index_select(0, at.merge_all).view(n_packed, 3 * width)
     db_qkv.add_(dqkv.sum(0))
     dw_qkv.addmm_(dqkv.t(), h)

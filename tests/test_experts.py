@@ -265,3 +265,33 @@ def test_gaussian_process_closed_form_is_leaving_out():
         direct.append(kernel[np.ix_(out, ~out)] @ inner + arrays["mean"])
     # Each row by the process whose hyperparameters it did not choose.
     assert np.isclose(unseen[out], direct, atol=1e-4).any(axis=0).all()
+
+
+def test_many_columns_choose_their_inputs_and_are_judged_by_others(monkeypatch):
+    for name, value in (("MAX_INPUTS", 8), ("MAX_ALONE", 10), ("N_LOOKS", 4)):
+        monkeypatch.setattr(f"remasker.experts.{name}", value)
+    monkeypatch.setattr("remasker.stacking.MAX_INPUTS", 8)
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(100, 2)) @ rng.normal(size=(2, 24)) + 0.3 * rng.normal(size=(100, 24))
+    values[:, :12] = rng.normal(size=(100, 12))  # half of them nothing but noise
+    observed = rng.random(values.shape) < 0.8
+    values = np.where(observed, values, 0).astype(np.float32)
+    table = EncodedTable(values=values, observed=observed, n_categories=(0,) * 24)
+    hidden_together = []
+
+    def predict(values, visible):
+        return np.zeros(values.shape)
+
+    def honest(values, visible, rows):
+        hidden_together.append((~visible).all(axis=0).sum())
+        return np.zeros(values.shape)
+
+    config = ExpertsConfig(experts=("ridge",))
+    experts = fit_experts(table, predict, honest=honest, config=config)
+    assert hidden_together == [6] * 4
+    assert all(len(stack.chosen) == 8 for stack in experts.rounds[0])
+    errors = np.array([record["error"] for record in experts.weights_table()])
+    assert errors[:12].mean() > 0.95  # noise is not mistaken for knowledge
+    assert errors[12:].mean() < 0.5
+    again = Experts.from_tensors(*experts.to_tensors())
+    np.testing.assert_array_equal(experts.impute(table, predict), again.impute(table, predict))

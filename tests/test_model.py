@@ -161,7 +161,7 @@ def test_impossible_architectures_are_refused(settings, message):
         ModelConfig(**settings)
 
 
-@pytest.mark.parametrize("n_columns", [1, 5, 40])
+@pytest.mark.parametrize("n_columns", [1, 5, 40, 280])
 @pytest.mark.parametrize("heads", [1, 4])
 def test_the_fast_blocks_equal_the_plain_ones(n_columns, heads):
     torch.manual_seed(0)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from remasker.errors import TrainingDivergedError
+from remasker.errors import InvalidConfigError, TrainingDivergedError
 from remasker.holdout import hold_out
 from remasker.model import ModelConfig
 from remasker.table import EncodedTable
@@ -142,3 +142,14 @@ def test_batches_are_never_empty(table, rows):
 def test_every_masking_and_loss_trains(table, masking, loss):
     _, reports = train(table, masking=masking, loss=loss, epochs=2)
     assert all(np.isfinite(report.loss) for report in reports)
+
+
+def test_a_training_too_large_for_this_machine_is_refused(monkeypatch):
+    monkeypatch.setattr("remasker.memory.free_memory", lambda: 5e8)
+    values = np.zeros((2000, 500), dtype=np.float32)
+    table = EncodedTable(
+        values=values, observed=np.ones_like(values, dtype=bool), n_categories=(0,) * 500
+    )
+    Trainer(table, ModelConfig(width=8), TrainingConfig(batch_size=16))
+    with pytest.raises(InvalidConfigError, match=r"500 columns needs about .* lower batch_size"):
+        Trainer(table, ModelConfig(), TrainingConfig(batch_size=512))

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import remasker
 from remasker.errors import InvalidConfigError, RemaskerError, nearest
+from tuning.impute_cli import add_impute
 
 if TYPE_CHECKING:
     from remasker import ReMaskerImputer
@@ -38,6 +39,7 @@ examples:
   remasker fit people.csv -o model                 learn from the observed cells
   remasker impute people.csv -m model -o full.csv  fill the gaps; observed cells stay as written
   remasker impute new.csv -m model -o -            new rows, to standard output
+  remasker impute 'big/*.parquet' -m model -o out/ many files of any size, here or on a cluster
   remasker fit people.csv -o model --exclude price --kinds zip=category --na -999
   remasker simulate full.csv -o gaps.csv --mechanism MAR --ratio 0.3
   remasker tune people.csv --time-budget 10m       search for the best model; all in runs/people
@@ -79,7 +81,7 @@ def build_parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"remasker {remasker.__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_fit(commands)
-    _add_impute(commands)
+    add_impute(commands, add_reading_options)
     _add_simulate(commands)
     _add_describe(commands)
     _add_demo(commands)
@@ -102,8 +104,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # The reader has gone, and Python would complain again on closing standard output.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141
-        except Interrupted:
-            _say("interrupted; nothing was written")
+        except Interrupted as stop:
+            notes = getattr(stop, "__notes__", None) or ["nothing was written"]
+            _say(f"interrupted; {notes[0]}")
             return 130
         except MemoryError:
             _say("not enough memory for this table; try fewer rows or columns")
@@ -260,57 +263,6 @@ def _make_imputer(paper: bool, settings: dict[str, Any]) -> ReMaskerImputer:
     return imputer
 
 
-# ---------------------------------------------------------------------- impute
-
-
-def _add_impute(commands: Any) -> None:
-    parser = commands.add_parser(
-        "impute",
-        help="fill the gaps of a table with a saved model",
-        description="Fill the gaps of a table with a saved model. Observed cells are written back "
-        "exactly as they were; the model knows how to read the columns.",
-        epilog=(
-            "examples:\n"
-            "  remasker impute people.csv -m model -o full.csv\n"
-            "  remasker impute new.csv.gz -m model -o new-full.parquet\n"
-            "  cat new.csv | remasker impute - -m model -o - | head\n"
-        ),
-    )
-    parser.add_argument(
-        "data", metavar="DATA", help="the table, with its gaps; - is standard input"
-    )
-    parser.add_argument("-m", "--model", metavar="MODEL", required=True, help="what `fit` wrote")
-    parser.add_argument(
-        "-o", "--output", metavar="OUT", required=True, help="file to write; - is standard output"
-    )
-    parser.add_argument("--force", action="store_true", help="replace a file that is there")
-    add_reading_options(parser)
-    parser.set_defaults(run=impute)
-
-
-def impute(args: argparse.Namespace) -> None:
-    """Fill the gaps of a table with a saved model."""
-    from remasker import ReMaskerImputer
-    from remasker.files import check_target, write_table
-
-    check_target(args.output, force=args.force)
-    imputer = ReMaskerImputer.load(args.model)
-    encoder = imputer.encoder_
-    table = open_table(args.data, reading_options(args), imputer)
-    if args.na:
-        known = encoder.missing_values
-        encoder.missing_values = [
-            *(known if isinstance(known, list) else []),
-            *markers(args, table),
-        ]
-    before = sum(int(encoder.missing(table.frame[name]).sum()) for name in table.frame.columns)
-    completed = imputer.transform(table.frame)
-    after = sum(int(encoder.missing(completed[name]).sum()) for name in completed.columns)
-    write_table(table, completed, args.output)
-    left = f"; {after} stay in columns that the model leaves alone" if after else ""
-    _say(f"filled {before - after} of {before} gaps in {len(completed)} rows{left}")
-
-
 # ---------------------------------------------------------------------- simulate
 
 
@@ -462,17 +414,11 @@ def reading_options(args: argparse.Namespace, kinds: dict[str, str] | None = Non
     )
 
 
-def open_table(
-    path: str, options: TextOptions, imputer: ReMaskerImputer | None = None
-) -> TextTable | ParquetTable:
-    """Read a table, as the file a model was fitted on was read, and say what is odd about it."""
+def open_table(path: str, options: TextOptions) -> TextTable | ParquetTable:
+    """Read a table and say what is odd about it."""
     from remasker.files import read_table
 
-    if imputer is None:
-        table = read_table(path, options)
-    else:
-        remembered = imputer.provenance_.get("file")
-        table = read_table(path, options, columns=imputer.encoder_.columns, remembered=remembered)
+    table = read_table(path, options)
     for note in getattr(table, "notes", ()):
         _say(f"warning: {note}")
     return table
@@ -483,7 +429,7 @@ def remember(imputer: ReMaskerImputer, path: str, table: TextTable | ParquetTabl
     imputer.provenance_["file"] = {"name": Path(path).name, **table.memory}
 
 
-def markers(args: argparse.Namespace, table: TextTable | ParquetTable) -> list[Any]:
+def markers(args: argparse.Namespace, table: TextTable | ParquetTable | None = None) -> list[Any]:
     """What `--na` means for a table: a text file has taken it in already."""
     from remasker.files import TextTable
 

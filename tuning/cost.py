@@ -8,12 +8,12 @@ the machine at hand is.
 from __future__ import annotations
 
 import math
-import os
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from remasker.memory import training_bytes
 from remasker.table import EncodedTable
 from remasker.training import Trainer
 from tuning.space import DEFAULTS, split_settings
@@ -26,8 +26,6 @@ PER_STEP = 5.0e-3
 PER_ELEMENT = 6.0e-8
 #: Seconds per multiplication.
 PER_PRODUCT = 9.0e-12
-#: Floats kept for the backward pass per element of a B × d × w activation and layer.
-FLOATS_PER_ELEMENT = 24
 
 
 def seconds_per_epoch(settings: Mapping[str, Any], n_rows: int, n_columns: int) -> float:
@@ -46,16 +44,13 @@ def seconds_per_epoch(settings: Mapping[str, Any], n_rows: int, n_columns: int) 
 
 
 def peak_bytes(settings: Mapping[str, Any], n_rows: int, n_columns: int) -> float:
-    """Memory of one training: activations, weights with optimizer and averages, and the table.
+    """Memory of one training.
 
     >>> peak_bytes({"batch_size": 256}, 1000, 10) > peak_bytes({"batch_size": 32}, 1000, 10)
     True
     """
-    width, batch, depth = _size(settings)
-    activations = FLOATS_PER_ELEMENT * batch * (n_columns + 1) * width * depth
-    attention = 4 * batch * 4 * (n_columns + 1) ** 2 * depth
-    weights = 6 * (12 * width**2 * depth + 40 * n_columns * width)
-    return 4.0 * (activations + attention + weights) + 24.0 * n_rows * n_columns
+    model_config, training_config = split_settings(settings)
+    return training_bytes(model_config, training_config.batch_size, n_rows, n_columns)
 
 
 @dataclass
@@ -76,7 +71,7 @@ class CostModel:
 
     def seconds(self, settings: Mapping[str, Any]) -> float:
         """How long this training will take."""
-        epochs = split_settings(settings)[1].n_epochs(self.n_rows)
+        epochs = split_settings(settings)[1].n_epochs(self.n_rows, self.n_columns)
         return epochs * seconds_per_epoch(settings, self.n_rows, self.n_columns) * self.factor
 
     @property
@@ -86,7 +81,7 @@ class CostModel:
 
     def learn(self, settings: Mapping[str, Any], seconds: float, epochs: int | None = None) -> None:
         """Take in a training that took so long, for all its epochs or so many of them."""
-        epochs = epochs or split_settings(settings)[1].n_epochs(self.n_rows)
+        epochs = epochs or split_settings(settings)[1].n_epochs(self.n_rows, self.n_columns)
         formula = epochs * seconds_per_epoch(settings, self.n_rows, self.n_columns)
         if seconds > 0 and math.isfinite(seconds):
             self._ratios.append(seconds / formula)
@@ -106,22 +101,6 @@ class CostModel:
         # else runs on this machine will go on doing so.
         seconds = statistics.mean(report.seconds for report in list(trainer.epochs())[1:])
         self.speed = seconds / seconds_per_epoch(settings, n_rows, self.n_columns)
-
-
-def free_memory() -> float:
-    """Bytes that this machine could still give.
-
-    >>> free_memory() > 1e6
-    True
-    """
-    try:
-        with open("/proc/meminfo") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return 1024.0 * int(line.split()[1])
-    except OSError:
-        pass
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) / 2
 
 
 def _size(settings: Mapping[str, Any]) -> tuple[int, int, int]:

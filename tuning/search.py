@@ -42,9 +42,10 @@ from ray.tune.search.optuna import OptunaSearch
 from ray.tune.stopper import Stopper
 
 from remasker.errors import InvalidConfigError
+from remasker.memory import free_memory
 from tuning.affordable import Affordable, AffordableSampler, Budget
 from tuning.config import SearchConfig
-from tuning.cost import CostModel, free_memory
+from tuning.cost import CostModel
 from tuning.space import make_space, warm_starts
 from tuning.trial import FIRST_CHECKPOINT, TrialData, run_trial
 
