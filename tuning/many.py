@@ -28,7 +28,7 @@ from tuning.config import SearchConfig
 from tuning.journal import read_study
 from tuning.preflight import capacity
 from tuning.ray_session import ray_session
-from tuning.search import concurrent_trials
+from tuning.search import cluster_slots
 
 
 class TuneManyError(RemaskerError):
@@ -49,10 +49,10 @@ def tune_many(
 ) -> dict[str, TuneResult]:
     """Tune several tables, by name, side by side on one machine or cluster; one export each.
 
-    The trials of all tables share the slots evenly. The limits (`trials`, `time_budget`) are those
-    of each table; its time begins when its search does. There are never more searches at once than
-    slots or cores of this machine: further tables wait for their turn. A table that fails does not
-    stop the others: all failures are gathered in one `TuneManyError`.
+    The trials of all tables share the slots evenly. The limits (`trials`, `time_budget`,
+    `concurrent`) are those of each table; its time begins when its search does. There are never
+    more searches at once than slots or cores of this machine: further tables wait for their turn.
+    A table that fails does not stop the others: all failures are gathered in one `TuneManyError`.
 
     >>> tune_many({})
     {}
@@ -69,7 +69,7 @@ def tune_many(
     results: dict[str, TuneResult] = {}
     errors: dict[str, Exception] = {}
     with ray_session(config), _view(config, tables, results, errors):
-        slots = concurrent_trials(config, ray.cluster_resources(), capacity())
+        slots = cluster_slots(config, ray.cluster_resources(), capacity())
         at_once = min(slots, max(2, os.cpu_count() or 2))
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         # A process of its own for each: what one leaves behind is no affair of the next.

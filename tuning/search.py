@@ -189,11 +189,9 @@ def search(
     seed = config.random_state if seed is None else seed
     check_resources(config, pulse["grown"])
 
-    def side_by_side() -> int:
-        return concurrent_trials(config, pulse["now"], pulse["grown"])
-
     def slots() -> int:
-        return max(1, share(side_by_side()))
+        ours = share(cluster_slots(config, pulse["now"], pulse["grown"]))
+        return max(1, min(ours, config.concurrent or ours, config.trials or ours))
 
     cost = CostModel(n_rows=n_rows, n_columns=n_columns)
     timed = not math.isinf(budget.total)
@@ -207,7 +205,7 @@ def search(
             MAX_TRIAL_SHARE * (budget.total - budget.reserve) * slots(),
             max(5.0, 0.5 * budget.left_for_search()),
         ),
-        memory=trial_memory(config, side_by_side()),
+        memory=trial_memory(config, slots()),
     )
     points = warm_starts(distributions, n_rows) if config.portfolio else []
     study = open_study(folder)
@@ -350,22 +348,21 @@ def check_resources(config: SearchConfig, resources: Mapping[str, float]) -> Non
             )
 
 
-def concurrent_trials(
+def cluster_slots(
     config: SearchConfig, now: Mapping[str, float], grown: Mapping[str, float]
 ) -> int:
-    """How many trials run side by side, of the resources there are now and when fully grown.
+    """How many trials find a place, of the resources there are now and when fully grown.
 
     An autoscaler starts nodes for trials that wait. As many wait as run: the cluster doubles each
     time, and no trial is proposed long before there is a place for it, knowing less.
 
-    >>> concurrent_trials(SearchConfig(), {"CPU": 2.0}, {"CPU": 2.0})
+    >>> cluster_slots(SearchConfig(), {"CPU": 2.0}, {"CPU": 2.0})
     2
-    >>> concurrent_trials(SearchConfig(trials=500), {"CPU": 16.0}, {"CPU": 160.0})
+    >>> cluster_slots(SearchConfig(), {"CPU": 16.0}, {"CPU": 160.0})
     32
     """
-    limit = _fits(config, now)
-    limit = max(limit, min(_fits(config, grown), max(MIN_WAITING, 2 * limit)))
-    return max(1, min(config.concurrent or limit, limit, config.trials or limit))
+    fits = _fits(config, now)
+    return max(1, fits, min(_fits(config, grown), max(MIN_WAITING, 2 * fits)))
 
 
 def _fits(config: SearchConfig, resources: Mapping[str, float]) -> int:
@@ -374,14 +371,16 @@ def _fits(config: SearchConfig, resources: Mapping[str, float]) -> int:
     return min(fits, default=1)
 
 
-def trial_memory(config: SearchConfig, side_by_side: int) -> float:
+def trial_memory(config: SearchConfig, slots: int) -> float:
     """Bytes for one trial: a part of what the smallest node has for all that run on it."""
+    if config.sharing:  # the other tables' trials run beside ours
+        slots = max(slots, _fits(config, ray.cluster_resources()))
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     workers = [node for node in nodes if node.get("CPU", 0) >= config.cpus_per_trial]
     if len(nodes) == 1 or not workers:
-        return 0.6 * free_memory() / side_by_side
+        return 0.6 * free_memory() / slots
     return min(
-        0.6 * node["memory"] / max(1, min(side_by_side, node["CPU"] // config.cpus_per_trial))
+        0.6 * node["memory"] / max(1, min(slots, node["CPU"] // config.cpus_per_trial))
         for node in workers
     )
 
