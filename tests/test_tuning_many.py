@@ -11,11 +11,12 @@ import pandas as pd
 import pytest
 
 from tuning import tune, tune_many
-from tuning.api import fair_share, locked
+from tuning.api import locked
 from tuning.config import RunExistsError
 from tuning.journal import read_study
 from tuning.many import TuneManyError
 from tuning.ray_session import secure_token
+from tuning.sharing import fair_share
 
 SPACE = {"width": 8, "encoder_depth": 1, "decoder_depth": 1, "epochs": 40, "batch_size": 32}
 OPTIONS = {"time_budget": None, "experts": None, "space": SPACE, "early_stopping": False}

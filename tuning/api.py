@@ -6,11 +6,11 @@ import contextlib
 import datetime
 import errno
 import fcntl
-import json
 import os
 import shutil
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ import optuna
 import pandas as pd
 import ray
 from optuna.distributions import BaseDistribution, distribution_to_json, json_to_distribution
-from ray.experimental.internal_kv import _internal_kv_get
 
 from remasker.errors import (
     ArtifactError,
@@ -43,6 +42,7 @@ from tuning.report import render
 from tuning.search import QUESTIONS, search, unwritable
 from tuning.second_stage import SecondStage, add_experts
 from tuning.selection import ErrorReport, Selection, error_report, leaderboard, select, shrinkage
+from tuning.sharing import fair_share, read_names
 from tuning.space import make_space
 from tuning.trial import TrialData, TrialResult, read_result
 
@@ -161,7 +161,7 @@ def _tune(
         export.write_json(folder / export.RUN, record)
         with (
             ray_session(config),
-            Pulse(_questions(config), folder) as pulse,
+            Pulse(QUESTIONS | {"sharing": partial(read_names, config.sharing)}, folder) as pulse,
             View(config, name, budget, _mean_error(data)) as view,
         ):
             check_nodes(config)
@@ -282,28 +282,6 @@ def check_nodes(config: SearchConfig) -> None:
 
     if sum(node["Alive"] for node in ray.nodes()) > 1:
         preflight(config.storage, {"CPU": config.cpus_per_trial, "GPU": config.gpus_per_trial})
-
-
-def _questions(config: SearchConfig) -> dict[str, Callable[[], Any]]:
-    """What the head is asked during a run; who else searches, if `tune_many` started it."""
-
-    def sharing() -> list[str]:
-        names: list[str] = json.loads(_internal_kv_get(config.sharing or "") or b"[]")
-        return names
-
-    return {**QUESTIONS, "sharing": sharing if config.sharing else list}
-
-
-def fair_share(slots: int, names: Sequence[str], name: str) -> int:
-    """How many of the slots one of several searches may use.
-
-    >>> [fair_share(5, ["a", "b"], name) for name in "ab"], fair_share(5, [], "a")
-    ([3, 2], 5)
-    """
-    if name not in names:
-        return slots
-    each, left = divmod(slots, len(names))
-    return each + (names.index(name) < left)
 
 
 def _foreign(folder: Path) -> bool:

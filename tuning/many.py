@@ -9,7 +9,6 @@ the others.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import sys
@@ -19,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_put
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from remasker.errors import RemaskerError, make_config
@@ -29,6 +27,7 @@ from tuning.journal import read_study
 from tuning.preflight import capacity
 from tuning.ray_session import ray_session
 from tuning.search import cluster_slots
+from tuning.sharing import forget_names, write_names
 
 
 class TuneManyError(RemaskerError):
@@ -82,13 +81,13 @@ def tune_many(
             while waiting or running:
                 while waiting and len(running) < at_once:
                     name = next(iter(waiting))
-                    _internal_kv_put(key, json.dumps([*running.values(), name]))
+                    write_names(key, [*running.values(), name])
                     told = {**options, "name": name, "source": sources.get(name), "sharing": key}
                     running[driver.remote(waiting.pop(name), told)] = name
                 done, _ = ray.wait(list(running))
                 for reference in done:
                     name = running.pop(reference)
-                    _internal_kv_put(key, json.dumps(list(running.values())))
+                    write_names(key, list(running.values()))
                     try:
                         results[name], said = ray.get(reference)
                         for text in said:
@@ -100,7 +99,7 @@ def tune_many(
                 ray.cancel(reference, force=True)
             raise
         finally:
-            _internal_kv_del(key)
+            forget_names(key)
     results = {name: results[name] for name in tables if name in results}
     if errors:
         raise TuneManyError(results, errors)

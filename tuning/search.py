@@ -225,10 +225,9 @@ def search(
 
     seconds: list[float] = []
 
-    def on_end(number: int, state: TrialState) -> None:
-        trial = study.get_trials(deepcopy=False)[number]
+    def on_end(number: int, state: TrialState, last: Mapping[str, Any]) -> None:
         if state == TrialState.COMPLETE:
-            seconds.append(float(trial.user_attrs.get("seconds", 0.0)))
+            seconds.append(float(last.get("seconds", 0.0)))
             if config.refit and timed:
                 # The members are refitted side by side; the dearest of them decides.
                 rounds = math.ceil(config.max_members / slots())
@@ -240,7 +239,8 @@ def search(
         elif seconds:
             # Nobody will ask for the weights of a stopped trial once another has finished.
             shutil.rmtree(place, ignore_errors=True)
-        tell("end", {"number": number, "state": STATES[state], "error": trial.value})
+        error = last["error"] if state == TrialState.COMPLETE else None
+        tell("end", {"number": number, "state": STATES[state], "error": error})
 
     with quiet_optuna():
         searcher = JournalSearch(

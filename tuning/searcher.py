@@ -42,7 +42,7 @@ class JournalSearch(OptunaSearch):
         budget: Budget,
         seed: int,
         slots: Callable[[], int] = lambda: 1,
-        on_end: Callable[[int, TrialState], None] = lambda number, state: None,
+        on_end: Callable[[int, TrialState, dict[str, Any]], None] = lambda *what: None,
     ) -> None:
         super().__init__(
             space=space,
@@ -121,7 +121,7 @@ class JournalSearch(OptunaSearch):
             self.cost.learn(settings, float(result["seconds"]), int(result["epoch"]))
         if state == TrialState.COMPLETE:
             self._seconds.append(result.get("seconds"))
-        self.on_end(trial.number, state)
+        self.on_end(trial.number, state, result)
 
     def save(self, checkpoint_path: str) -> None:
         """Nothing to save: the journal is the memory. Ray wants a file to rename."""
