@@ -25,8 +25,8 @@ from tuning.api import TuneResult, run_folder, tune
 from tuning.config import SearchConfig
 from tuning.journal import read_study
 from tuning.preflight import capacity
-from tuning.ray_session import ray_session
-from tuning.search import cluster_slots
+from tuning.ray_session import Pulse, ray_session
+from tuning.search import cluster_slots, lost_head
 from tuning.sharing import forget_names, write_names
 
 
@@ -67,7 +67,12 @@ def tune_many(
     key = f"remasker-{secrets.token_hex(8)}"
     results: dict[str, TuneResult] = {}
     errors: dict[str, Exception] = {}
-    with ray_session(config), _view(config, tables, results, errors):
+    with (
+        ray_session(config),
+        Pulse({}, Path(config.storage)) as pulse,
+        lost_head(pulse),
+        _view(config, tables, results, errors),
+    ):
         slots = cluster_slots(config, ray.cluster_resources(), capacity())
         at_once = min(slots, max(2, os.cpu_count() or 2))
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -84,7 +89,8 @@ def tune_many(
                     write_names(key, [*running.values(), name])
                     told = {**options, "name": name, "source": sources.get(name), "sharing": key}
                     running[driver.remote(waiting.pop(name), told)] = name
-                done, _ = ray.wait(list(running))
+                done, _ = ray.wait(list(running), timeout=1)
+                pulse.check()
                 for reference in done:
                     name = running.pop(reference)
                     write_names(key, list(running.values()))
@@ -95,11 +101,13 @@ def tune_many(
                     except Exception as error:
                         errors[name] = _cause(error)
         except BaseException:
-            for reference in running:
-                ray.cancel(reference, force=True)
+            if not pulse.lost:
+                for reference in running:
+                    ray.cancel(reference, force=True)
             raise
         finally:
-            forget_names(key)
+            if not pulse.lost:
+                forget_names(key)
     results = {name: results[name] for name in tables if name in results}
     if errors:
         raise TuneManyError(results, errors)
