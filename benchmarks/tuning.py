@@ -62,7 +62,7 @@ def measure(dataset: str, mask: int, seconds: float, storage: Path) -> dict[str,
     from remasker.imputer import ReMaskerImputer
     from tuning import export, tune
     from tuning.holdout import draw_holdout
-    from tuning.search import TRIALS, read_study
+    from tuning.journal import TRIALS, read_study
     from tuning.trial import TrialData, read_result
 
     torch.set_num_threads(1)
@@ -155,7 +155,8 @@ def overhead(n_trials: int = 12) -> str:
     from tuning.affordable import Budget
     from tuning.config import SearchConfig
     from tuning.holdout import draw_holdout
-    from tuning.search import ray_session, search
+    from tuning.ray_session import ray_session
+    from tuning.search import search
     from tuning.trial import TrialData
 
     truth, hidden = numbers("raisin", 0)
@@ -225,7 +226,7 @@ def main() -> None:
     rows = pd.read_csv(args.csv) if args.csv.exists() else pd.DataFrame(columns=list(FIELDS))
     if not args.summary:
         from tuning.config import SearchConfig
-        from tuning.search import ray_session
+        from tuning.ray_session import ray_session
 
         with tempfile.TemporaryDirectory() as storage, ray_session(SearchConfig()):
             for mask in args.masks:

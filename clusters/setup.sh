@@ -2,6 +2,8 @@
 # The environment of one node, from the project's own pins. Every cluster file runs it on every node.
 #   setup.sh PYTHON_VERSION
 # Leaves alone an environment that has the pinned versions already, so `ray up` may be repeated.
+# Run by us: into an empty home with Python 3.11 (5.5 minutes on a busy machine, 1.8 GB, CPU build of
+# torch), and again (0.7 s, nothing done). The way over uv was not run.
 set -euo pipefail
 python_version="${1:?usage: setup.sh PYTHON_VERSION, such as 3.11}"
 code="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"

@@ -1,4 +1,4 @@
-"""Nodes that die and nodes that join during a search, with Ray's own cluster on one machine.
+"""Nodes that die, are preempted or join during a search, with Ray's own cluster on one machine.
 
 The scenario runs in a process of its own: it needs several nodes, and the other tests share a Ray.
 """
@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tuning.cluster import create_token
+from tuning.search import MAX_DEATHS
 
 ROOT = Path(__file__).resolve().parent.parent
 NODE = {
@@ -62,12 +65,20 @@ def test_a_node_dies_and_another_joins(tmp_path: Path) -> None:
     assert "MB free" in told["no disk"][0]
     assert len(told["cannot write"]) == 3  # each node says so
     assert told["states"] == ["complete"] * N_TRIALS
-    assert told["late node was used"]
+    # One that joins is used beside the others, not only in the place of one that died.
+    assert told["most at once"] == 3
     assert told["killed while trials ran"]
+    # Nodes that are taken away do not count against a trial, workers that die do.
+    assert told["nodes preempted"] == MAX_DEATHS + 1
+    assert told["preempted"] == ["complete"]
+    assert "its worker process died 4 times" in told["worker killed"]
 
 
 def scenario(storage: Path) -> dict[str, Any]:
-    """A search on two nodes; one is killed without a word, a third joins."""
+    """A search on two nodes; a third joins, one is killed without a word.
+
+    Then a trial whose node is taken away once and again, and one whose worker dies as often.
+    """
     import numpy as np
     import pandas as pd
     import ray
@@ -75,50 +86,90 @@ def scenario(storage: Path) -> dict[str, Any]:
 
     from tuning import preflight
     from tuning.api import tune
+    from tuning.config import SearchFailedError
 
     cluster = Cluster(
         initialize_head=True, head_node_args={**NODE, "num_cpus": 0, "_system_config": QUICK}
     )
-    doomed = cluster.add_node(**NODE)
-    cluster.add_node(**NODE)
+    nodes = {}
+
+    def add() -> None:
+        node = cluster.add_node(**NODE)
+        nodes[node.node_id] = node
+
+    add()
+    add()
     ray.init(address=cluster.address, log_to_driver=False)
     told: dict[str, Any] = {
         "preflight": preflight.findings(storage, {"CPU": 1, "GPU": 0}, min_free_bytes=1),
         "too much": preflight.findings(storage, {"CPU": 8}, min_free_bytes=1),
         "no disk": preflight.findings(storage, {"CPU": 1}, min_free_bytes=1e18),
         "cannot write": preflight.findings("/proc/nowhere", {"CPU": 1}, min_free_bytes=1),
-        "late node was used": False,
-        "killed while trials ran": False,
+        "most at once": 0,
+        "nodes preempted": 0,
     }
     rng = np.random.default_rng(0)
     size = rng.normal(size=300)
     table = pd.DataFrame({"a": size, "b": 2 * size + 0.1 * rng.normal(size=300), "c": size**2})
     table.loc[rng.random(300) < 0.3, "b"] = np.nan
-    options = {"trials": N_TRIALS, "time_budget": None, "early_stopping": False, "space": SPACE}
-    options |= {"experts": None}
-    results = []
+    options = {"time_budget": None, "early_stopping": False, "space": SPACE, "experts": None}
+    options |= {"storage": str(storage), "checkpoint_seconds": 0.5}
 
-    def search() -> None:
-        results.append(tune(table, name="nodes", storage=str(storage), **options))
+    def search(name: str, trials: int) -> tuple[threading.Thread, list[Any]]:
+        results: list[Any] = []
 
-    def busy() -> set[str]:
+        def run() -> None:
+            try:
+                result = tune(table, name=name, trials=trials, **options)
+                results.append(result.leaderboard["state"].tolist())
+            except SearchFailedError as error:
+                results.append(str(error))
+
+        # Ray adds nodes in the main thread only.
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        return thread, results
+
+    def busy() -> dict[str, int]:
+        """The nodes that run a trial, and its process there."""
         actors = ray._private.state.actors().values()
-        return {actor["Address"]["NodeID"] for actor in actors if actor["State"] == "ALIVE"}
+        living = [actor for actor in actors if actor["State"] == "ALIVE"]
+        return {a["Address"]["NodeID"]: a["Pid"] for a in living if a["Address"]["NodeID"] in nodes}
 
-    # Ray adds nodes in the main thread only.
-    thread = threading.Thread(target=search, daemon=True)
-    thread.start()
-    while thread.is_alive() and doomed.node_id not in busy():
-        time.sleep(0.2)
-    time.sleep(1)  # into its training
-    told["killed while trials ran"] = thread.is_alive() and doomed.node_id in busy()
-    cluster.remove_node(doomed, allow_graceful=False)
-    late = cluster.add_node(**NODE).node_id
-    while thread.is_alive():
-        told["late node was used"] |= late in busy()
-        thread.join(0.2)
-    (result,) = results
-    told["states"] = result.leaderboard["state"].tolist()
+    def wait(thread: threading.Thread, what: Callable[[], object]) -> None:
+        while thread.is_alive() and not what():
+            time.sleep(0.1)
+
+    thread, results = search("nodes", N_TRIALS)
+    wait(thread, lambda: len(busy()) == 2)
+    add()
+    wait(thread, lambda: len(busy()) == 3)
+    told["most at once"] = len(busy())
+    doomed = next(iter(busy()))
+    told["killed while trials ran"] = thread.is_alive()
+    cluster.remove_node(nodes.pop(doomed), allow_graceful=False)
+    thread.join()
+    (told["states"],) = results
+
+    thread, results = search("preempted", 1)
+    for _ in range(MAX_DEATHS + 1):
+        wait(thread, busy)
+        if thread.is_alive():
+            cluster.remove_node(nodes.pop(next(iter(busy()))), allow_graceful=False)
+            told["nodes preempted"] += 1
+            add()
+    thread.join()
+    (told["preempted"],) = results
+
+    thread, results = search("killed", 1)
+    killed: set[int] = set()
+    while thread.is_alive() and len(killed) <= MAX_DEATHS:
+        wait(thread, lambda: set(busy().values()) - killed)
+        for pid in set(busy().values()) - killed:
+            os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
+    thread.join()
+    (told["worker killed"],) = results
     ray.shutdown()
     cluster.shutdown()
     return told

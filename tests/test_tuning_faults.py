@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from tuning import tune
-from tuning.search import read_study
+from tuning.journal import read_study
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,9 @@ from tuning.api import locked
 from tuning.config import RunExistsError, SearchConfig, SearchFailedError
 from tuning.cost import CostModel
 from tuning.export import read_run, reproduce
-from tuning.search import MIN_RIVALS, GentleASHA, JournalSearch, open_study, read_study, records
+from tuning.journal import open_study, read_study, records
+from tuning.search import MIN_RIVALS, GentleASHA
+from tuning.searcher import JournalSearch
 from tuning.space import make_space
 
 TINY = {"width": 8, "encoder_depth": 1, "decoder_depth": 1, "epochs": (2, 4), "batch_size": 64}

@@ -6,8 +6,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tuning.api import TuneResult, tune, tune_many
+    from tuning.api import TuneResult, tune
     from tuning.config import SearchConfig
+    from tuning.many import tune_many
 
 __all__ = ["SearchConfig", "TuneResult", "tune", "tune_many"]
 
@@ -16,7 +17,7 @@ _LAZY = {
     "SearchConfig": "tuning.config",
     "TuneResult": "tuning.api",
     "tune": "tuning.api",
-    "tune_many": "tuning.api",
+    "tune_many": "tuning.many",
 }
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import fcntl
 import math
 import os
 import shutil
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +21,26 @@ import pandas as pd
 import ray
 from optuna.distributions import BaseDistribution, distribution_to_json, json_to_distribution
 
-from remasker.errors import ArtifactError, InvalidConfigError, check_choice, make_config
+from remasker.errors import (
+    ArtifactError,
+    InvalidConfigError,
+    RemaskerError,
+    check_choice,
+    make_config,
+)
 from remasker.fitting import one_thread
 from remasker.imputer import ReMaskerImputer
 from remasker.table import EncodedTable, TableEncoder
 from remasker.training import Member
 from tuning import export
 from tuning.affordable import Budget
-from tuning.config import RunExistsError, SearchConfig, SearchFailedError
+from tuning.config import RunExistsError, SearchConfig, SearchFailedError, StorageError
 from tuning.holdout import CellPrediction, average, draw_holdout
+from tuning.journal import JOURNAL, TRIALS, read_study, records
 from tuning.live import View
+from tuning.ray_session import Pulse, ray_session
 from tuning.report import render
-from tuning.search import JOURNAL, TRIALS, ray_session, read_study, records, search
+from tuning.search import QUESTIONS, search, unwritable
 from tuning.second_stage import SecondStage, add_experts
 from tuning.selection import (
     ErrorReport,
@@ -41,10 +51,13 @@ from tuning.selection import (
     shrink,
     shrinkage,
 )
+from tuning.sharing import fair_share, read_names
 from tuning.space import make_space
 from tuning.trial import TrialData, TrialResult, read_result
 
 Space = tuple[dict[str, BaseDistribution], dict[str, Any]]
+#: What the operating system says of a disk that is full, read-only, broken or gone.
+STORAGE_FAILS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE}
 #: Less free disk than this and a run would die half-way.
 MIN_FREE_BYTES = 100e6
 
@@ -111,21 +124,6 @@ def tune(
     )
 
 
-def tune_many(tables: Mapping[str, Any], **options: Any) -> dict[str, TuneResult]:
-    """Tune several tables, by name, one after the other on one cluster; one export each.
-
-    The limits (`trials`, `time_budget`) are those of each table.
-
-    >>> tune_many({})
-    {}
-    """
-    if not tables:
-        return {}
-    only_search = {k: v for k, v in options.items() if k in SearchConfig.__dataclass_fields__}
-    with ray_session(make_config(SearchConfig, only_search)):
-        return {name: tune(table, name=name, **options) for name, table in tables.items()}
-
-
 def _tune(
     table: Any,
     name: str,
@@ -142,7 +140,7 @@ def _tune(
     space = make_space(config.space, len(encoded))
     check_choice("device", config.device.split(":")[0], ("cpu", "cuda", "mps"))
     check_folder(folder, config)
-    with locked(folder):
+    with locked(folder), _resumable(name, folder):
         record: dict[str, Any] = {
             "name": name,
             "state": "searching",
@@ -172,11 +170,21 @@ def _tune(
         export.write_json(folder / export.RUN, record)
         with (
             ray_session(config),
+            Pulse(QUESTIONS | {"sharing": partial(read_names, config.sharing)}, folder) as pulse,
             View(config, name, budget, _mean_error(data)) as view,
-            _resumable(name, folder),
         ):
             check_nodes(config)
-            study = search(data, config, folder, budget, space=space, seed=seed, tell=view.tell)
+            study = search(
+                data,
+                config,
+                folder,
+                budget,
+                space=space,
+                seed=seed,
+                pulse=pulse,
+                share=lambda slots: fair_share(slots, pulse["sharing"], name),
+                tell=view.tell,
+            )
             view.tell("stage", {"text": "choosing the best and completing the table"})
             numbers, results = _results(study, space[1], folder, data)
             judge = data.judge(data.holdout.judge)
@@ -353,9 +361,20 @@ def _continue(
 def _resumable(name: str, folder: Path) -> Iterator[None]:
     try:
         yield
+    except Exception as error:
+        if isinstance(error, RemaskerError):
+            raise
+        failure = unwritable(folder)
+        if isinstance(error, OSError) and error.errno in STORAGE_FAILS:
+            failure = StorageError.of(folder, error)
+        if failure is None:
+            raise
+        raise failure from error
     except KeyboardInterrupt:
-        trials = read_study(folder).get_trials(deepcopy=False)
-        done = sum(trial.state.is_finished() for trial in trials)
+        done = 0
+        with contextlib.suppress(Exception):  # there may be no journal yet
+            trials = read_study(folder).get_trials(deepcopy=False)
+            done = sum(trial.state.is_finished() for trial in trials)
         raise KeyboardInterrupt(
             f"stopped; {folder} keeps everything ({done} trials finished). Continue with "
             f"tune(table, name={name!r}, storage={str(folder.parent)!r}, resume=True) or "

@@ -499,6 +499,7 @@ def _in_words_of_the_shell(message: str) -> str:
     for name, option in (("missing_values", "na"), ("exclude", "exclude"), ("kinds", "kinds")):
         message = re.sub(rf"\bin {name}\b", f"with --{option}", message)
         message = re.sub(rf"^{name}\b", f"--{option}", message)
+    message = message.replace("resume=True", "--resume")
     return re.sub(r"^bounds\b", "--bounds", message)
 
 

@@ -27,6 +27,27 @@ class RunExistsError(InvalidConfigError):
     """The run's folder is taken, or it belongs to another table."""
 
 
+class StorageError(RemaskerError):
+    """The storage of a run took no more: it is full, read-only or gone."""
+
+    @classmethod
+    def of(cls, folder: str | os.PathLike[str], error: OSError, where: str = "") -> StorageError:
+        """What the operating system says of a folder, and the way out.
+
+        >>> str(StorageError.of("runs/a", OSError(28, "No space left"))).split(";")[0]
+        'runs/a cannot be written any more (No space left)'
+        """
+        return cls(
+            f"{os.fspath(folder)} cannot be written any more{where} ({error.strerror or error}); "
+            "the run stopped and keeps all that was written: make room there, or make it writable "
+            "again, and continue with resume=True"
+        )
+
+
+class ClusterLostError(RemaskerError):
+    """The head of the cluster is gone, and with it everything that ran."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig:
     """How to search; every default suits someone who reads nothing.
@@ -66,6 +87,8 @@ class SearchConfig:
     #: None: a live view on a terminal, nothing elsewhere.
     progress: bool | None = None
     verbose: bool = False
+    #: Set by `tune_many`: where the searches that share the slots are listed.
+    sharing: str | None = None
 
     def __post_init__(self) -> None:
         if self.trials is not None:

@@ -377,7 +377,7 @@ def on_cluster(
     import ray
 
     from tuning.config import SearchConfig
-    from tuning.search import ray_session
+    from tuning.ray_session import ray_session
 
     # A worker is somewhere else: only whole paths mean the same there.
     places = {

@@ -13,41 +13,34 @@ stopped before `MIN_RIVALS` trials have passed the same rung.
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import os
+import pickle
 import shutil
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import optuna
-import pandas as pd
 import ray
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-)
-from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
-from optuna.trial import FrozenTrial, TrialState
+from optuna.distributions import BaseDistribution
+from optuna.trial import TrialState
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
-from ray.tune.search import Searcher
-from ray.tune.search.optuna import OptunaSearch
 from ray.tune.stopper import Stopper
 
 from remasker.errors import InvalidConfigError
 from remasker.memory import free_memory
 from tuning.affordable import Affordable, AffordableSampler, Budget
-from tuning.config import SearchConfig
+from tuning.config import SearchConfig, StorageError
 from tuning.cost import CostModel
+from tuning.journal import STATES, TRIALS, open_study, quiet_optuna, trials_left
+from tuning.preflight import capacity
+from tuning.ray_session import HeadLost, Pulse, quiet_ray
+from tuning.searcher import JournalSearch
 from tuning.space import make_space, warm_starts
-from tuning.trial import FIRST_CHECKPOINT, TrialData, run_trial
+from tuning.trial import TrialData, run_trial
 
 #: ASHA stops nothing before so many trials have passed a rung: the first few decide nothing.
 MIN_RIVALS = 4
@@ -55,162 +48,8 @@ MIN_RIVALS = 4
 MAX_TRIAL_SHARE = 1 / 6
 #: A worker that dies is replaced, and its trial goes on from its checkpoint, so many times.
 MAX_DEATHS = 3
-JOURNAL, TRIALS = "journal.log", "trials"
-STUDY = "remasker"
-STATES = {
-    TrialState.COMPLETE: "complete",
-    TrialState.PRUNED: "pruned",
-    TrialState.FAIL: "failed",
-    TrialState.RUNNING: "running",
-    TrialState.WAITING: "waiting",
-}
-
-
-class JournalSearch(OptunaSearch):
-    """Ray's OptunaSearch with honest endings: stopped is PRUNED, not finite is FAIL.
-
-    It also takes up trials that an earlier process left running, gives every trial its number and
-    its own seed, and lets no trial begin that could not end in time.
-    """
-
-    def __init__(
-        self,
-        *,
-        study: optuna.Study,
-        space: dict[str, BaseDistribution],
-        fixed: Mapping[str, Any],
-        cost: CostModel,
-        budget: Budget,
-        seed: int,
-        on_end: Callable[[int, TrialState], None] = lambda number, state: None,
-    ) -> None:
-        super().__init__(
-            space=space,
-            metric="error",
-            mode="min",
-            sampler=study.sampler,
-            storage=study._storage,
-            study_name=study.study_name,
-        )
-        self.fixed, self.cost, self.budget, self.seed = dict(fixed), cost, budget, seed
-        self.on_end = on_end
-        self._study = study
-        self.distributions = space
-        self.deaths: dict[str, str] = {}
-        self._left_running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-
-    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:  # type: ignore[override]
-        """The next configuration, or the end of the search when too little time is left."""
-        typical = _median([t.user_attrs.get("seconds") for t in self._finished()])
-        if self.budget.usable and self.budget.left_for_search() < max(1.0, 0.35 * typical):
-            return Searcher.FINISHED
-        if self._left_running:
-            left = self._left_running.pop(0)
-            self._ot_trials[trial_id] = taken_up(
-                optuna.Trial(self._study, left._trial_id), self.distributions
-            )
-        point = super().suggest(trial_id)
-        assert point is not None
-        number = self._ot_trials[trial_id].number
-        seed = int(np.random.SeedSequence([self.seed, number]).generate_state(1)[0]) // 2
-        return {**self.fixed, **point, "number": number, "seed": seed}
-
-    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        """Tell Optuna how a trial is doing, at its share of the horizon."""
-        trial = self._ot_trials.get(trial_id)
-        if trial is not None and _finite(result.get("error")):
-            with warnings.catch_warnings():
-                # A trial that was taken up may pass the same milestone twice.
-                warnings.simplefilter("ignore")
-                trial.report(result["error"], step=int(result["eighths"]))
-            # By then it has a checkpoint, or it is about to end.
-            if result["eighths"] == 8 or result["seconds"] > 2 * FIRST_CHECKPOINT:
-                self.budget.usable = True
-
-    def on_trial_complete(
-        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
-    ) -> None:
-        """Tell Optuna how a trial ended, and why."""
-        trial = self._ot_trials.get(trial_id)
-        if trial is None or trial_id in self._completed_trials:
-            return
-        self._completed_trials.add(trial_id)
-        result = result or {}
-        state, failure = ending(result, died=error)
-        if error:
-            failure = self.deaths.get(trial_id, failure)
-        if failure:
-            trial.set_user_attr("failure", failure)
-        for name in ("epoch", "best_epoch", "n_epochs", "eighths", "seconds"):
-            if name in result:
-                trial.set_user_attr(name, result[name])
-        if state == TrialState.PRUNED and self.budget.over:
-            trial.set_user_attr("stopped", "time")
-        value = float(result["error"]) if state == TrialState.COMPLETE else None
-        self._study.tell(trial, value, state=state)
-        if result.get("epoch"):
-            settings = {**self.fixed, **trial.params}
-            self.cost.learn(settings, float(result["seconds"]), int(result["epoch"]))
-        self.on_end(trial.number, state)
-
-    def _finished(self) -> list[FrozenTrial]:
-        trials: list[FrozenTrial] = self._study.get_trials(
-            deepcopy=False, states=(TrialState.COMPLETE,)
-        )
-        return trials
-
-    def save(self, checkpoint_path: str) -> None:
-        """Nothing to save: the journal is the memory. Ray wants a file to rename."""
-        Path(checkpoint_path).touch()
-
-    def restore(self, checkpoint_path: str) -> None:
-        """Never used; see the module's description."""
-
-
-def taken_up(trial: optuna.Trial, space: Mapping[str, BaseDistribution]) -> optuna.Trial:
-    """A trial of an earlier process, complete even if that one died while proposing it."""
-    for name, d in space.items():
-        if name in trial.params:
-            continue
-        if isinstance(d, CategoricalDistribution):
-            trial.suggest_categorical(name, d.choices)
-        elif isinstance(d, IntDistribution):
-            trial.suggest_int(name, d.low, d.high, step=d.step, log=d.log)
-        elif isinstance(d, FloatDistribution):
-            trial.suggest_float(name, d.low, d.high, step=d.step, log=d.log)
-    return trial
-
-
-def ending(result: Mapping[str, Any], *, died: bool) -> tuple[TrialState, str]:
-    """How a trial ended, from its last report, and the reason if it failed.
-
-    >>> ending({"error": 0.5, "eighths": 8}, died=False)[0].name
-    'COMPLETE'
-    >>> ending({"error": 0.5, "eighths": 2}, died=False)[0].name
-    'PRUNED'
-    >>> ending({"error": float("nan"), "eighths": 2}, died=False)
-    (<TrialState.FAIL: 3>, 'the error is not finite')
-    """
-    if died:
-        return TrialState.FAIL, "its worker process died, by a signal or for lack of memory"
-    if result.get("failure"):
-        return TrialState.FAIL, str(result["failure"])
-    if "error" not in result:
-        return TrialState.PRUNED, ""
-    if not _finite(result["error"]):
-        return TrialState.FAIL, "the error is not finite"
-    if result["eighths"] < 8:
-        return TrialState.PRUNED, ""
-    return TrialState.COMPLETE, ""
-
-
-def _finite(value: object) -> bool:
-    return isinstance(value, int | float | np.number) and bool(np.isfinite(value))
-
-
-def _median(values: list[Any]) -> float:
-    known = [float(v) for v in values if v is not None]
-    return float(np.median(known)) if known else 0.0
+#: How many trials wait where an autoscaler may still start nodes, if that is more than run.
+MIN_WAITING = 8
 
 
 class GentleASHA(ASHAScheduler):
@@ -240,18 +79,19 @@ class GentleASHA(ASHAScheduler):
 
 
 class EndInTime(Stopper):
-    """Ends the search when the last stage must begin."""
+    """Ends the search when the last stage must begin, or when it cannot go on."""
 
-    def __init__(self, budget: Budget) -> None:
-        self.budget = budget
+    def __init__(self, budget: Budget, search: JournalSearch, pulse: Pulse) -> None:
+        self.budget, self.search, self.pulse = budget, search, pulse
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         """No single trial is ended by time."""
         return False
 
     def stop_all(self) -> bool:
-        """Whether it is time."""
-        return self.budget.over
+        """Whether it is time. Ray Tune asks several times a second."""
+        self.pulse.check()
+        return self.budget.over or bool(self.search.trouble)
 
 
 # ---------------------------------------------------------------------- running it
@@ -265,6 +105,8 @@ def trainable(config: dict[str, Any], data: TrialData, folder: str, threads: int
     place = Path(folder) / f"{config['number']:05d}"
     try:
         run_trial(config, data, tune.report, place)
+    except StorageError as error:
+        tune.report({"error": float("nan"), "eighths": 0, "storage": str(error)})
     except Exception as error:
         reason = str(error).strip().splitlines()
         text = f"{type(error).__name__}: {reason[0] if reason else ''}".strip(": ")
@@ -276,6 +118,7 @@ class Watch(tune.Callback):
 
     def __init__(self, search: JournalSearch, tell: Callable[[str, dict[str, Any]], None]) -> None:
         self.search, self.tell = search, tell
+        self.died: dict[str, list[str | None]] = {}
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """A worker begins."""
@@ -288,70 +131,29 @@ class Watch(tune.Callback):
         self.tell("report", {**trial.config, **result})
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """A worker died; its trial is taken up by another."""
+        """A worker died; its trial is taken up by another.
+
+        A node that is lost is no fault of the trial. It may be noticed only after the worker, so
+        all deaths are judged anew each time.
+        """
+        died = self.died.setdefault(trial.trial_id, [])
+        died.append(node_of(trial))
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        trial.run_metadata.num_failures = sum(node is None or node in alive for node in died)
         self.search.deaths[trial.trial_id] = (
             f"its worker process died {MAX_DEATHS + 1} times, by a signal or for lack of memory"
         )
         self.tell("recover", dict(trial.config))
 
 
-@contextlib.contextmanager
-def ray_session(config: SearchConfig) -> Iterator[None]:
-    """A Ray to run on: the one this process already has, a cluster, or one of our own.
-
-    Only what was started here is ended here.
-    """
-    if ray.is_initialized():
-        yield
-        return
-    options: dict[str, Any] = {"address": config.address or "local"}
-    if options["address"] == "local":
-        options["include_dashboard"] = False
-    if not config.verbose:
-        options |= {"log_to_driver": False, "logging_level": logging.CRITICAL}
-    with quiet_ray(config.verbose):
-        try:
-            ray.init(**options)
-        except ConnectionError as error:
-            raise InvalidConfigError(
-                f"address: no Ray cluster answers at {config.address!r} ({error}); start one with "
-                "`ray start --head`, or leave address out to run on this machine"
-            ) from None
+def node_of(trial: Any) -> str | None:
+    """The node of the worker that died last under this trial; None if Ray does not know it."""
     try:
-        yield
-    finally:
-        ray.shutdown()
-
-
-def open_study(folder: Path, sampler: optuna.samplers.BaseSampler | None = None) -> optuna.Study:
-    """The study in a run's folder, made if there is none."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with quiet_optuna():
-        return optuna.create_study(
-            storage=JournalStorage(JournalFileBackend(str(folder / JOURNAL))),
-            study_name=STUDY,
-            sampler=sampler,
-            direction="minimize",
-            load_if_exists=True,
-        )
-
-
-def read_study(folder: Path) -> optuna.Study:
-    """The study of an existing run."""
-    if not (folder / JOURNAL).is_file():
-        raise InvalidConfigError(f"{folder} is not a run: it has no {JOURNAL}")
-    return open_study(folder)
-
-
-@contextlib.contextmanager
-def quiet_optuna() -> Iterator[None]:
-    """Optuna's log lines wait while this lasts."""
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    try:
-        yield
-    finally:
-        optuna.logging.set_verbosity(before)
+        with open(trial.pickled_error_file, "rb") as file:  # Ray Tune wrote it a moment ago
+            actor = ray._private.state.actors(pickle.load(file).actor_id)
+        return str(actor["Address"]["NodeID"])
+    except Exception:  # private names: without them, every death counts against the trial
+        return None
 
 
 def search(
@@ -362,16 +164,36 @@ def search(
     *,
     space: tuple[dict[str, BaseDistribution], dict[str, Any]] | None = None,
     seed: int | None = None,
+    pulse: Pulse | None = None,
+    share: Callable[[int], int] = lambda slots: slots,
     tell: Callable[[str, dict[str, Any]], None] = lambda event, what: None,
 ) -> optuna.Study:
     """Run trials until one of the limits; the study that comes back is also in the folder.
 
-    Needs a running Ray; see `ray_session`.
+    Needs a running Ray; see `ray_session`. `share` says how many of the slots are ours.
     """
+    if pulse is None:
+        with Pulse(QUESTIONS, folder) as pulse:
+            return search(
+                data,
+                config,
+                folder,
+                budget,
+                space=space,
+                seed=seed,
+                pulse=pulse,
+                share=share,
+                tell=tell,
+            )
     n_rows, n_columns = data.table.values.shape
     distributions, fixed = space or make_space(config.space, n_rows)
     seed = config.random_state if seed is None else seed
-    n_workers = concurrent_trials(config, ray.cluster_resources())
+    check_resources(config, pulse["grown"])
+
+    def slots() -> int:
+        ours = share(cluster_slots(config, pulse["now"], pulse["grown"]))
+        return max(1, min(ours, config.concurrent or ours, config.trials or ours))
+
     cost = CostModel(n_rows=n_rows, n_columns=n_columns)
     timed = not math.isinf(budget.total)
     if timed:
@@ -381,10 +203,10 @@ def search(
         fixed,
         cost,
         seconds=lambda: min(
-            MAX_TRIAL_SHARE * (budget.total - budget.reserve) * n_workers,
+            MAX_TRIAL_SHARE * (budget.total - budget.reserve) * slots(),
             max(5.0, 0.5 * budget.left_for_search()),
         ),
-        memory=0.6 * free_memory() / n_workers,
+        memory=trial_memory(config, slots()),
     )
     points = warm_starts(distributions, n_rows) if config.portfolio else []
     study = open_study(folder)
@@ -404,13 +226,12 @@ def search(
 
     seconds: list[float] = []
 
-    def on_end(number: int, state: TrialState) -> None:
-        trial = study.get_trials(deepcopy=False)[number]
+    def on_end(number: int, state: TrialState, last: Mapping[str, Any]) -> None:
         if state == TrialState.COMPLETE:
-            seconds.append(float(trial.user_attrs.get("seconds", 0.0)))
+            seconds.append(float(last.get("seconds", 0.0)))
             if config.refit and config.experts is None and timed:
                 # The members are refitted side by side; the dearest of them decides.
-                rounds = math.ceil(config.max_members / n_workers)
+                rounds = math.ceil(config.max_members / slots())
                 likely = 1.15 * rounds * float(np.quantile(seconds, 0.75))
                 budget.reserve = min(0.4 * budget.total, 4 + 0.02 * budget.total + likely)
         place = folder / TRIALS / f"{number:05d}"
@@ -419,7 +240,8 @@ def search(
         elif seconds:
             # Nobody will ask for the weights of a stopped trial once another has finished.
             shutil.rmtree(place, ignore_errors=True)
-        tell("end", {"number": number, "state": STATES[state], "error": trial.value})
+        error = last["error"] if state == TrialState.COMPLETE else None
+        tell("end", {"number": number, "state": STATES[state], "error": error})
 
     with quiet_optuna():
         searcher = JournalSearch(
@@ -429,6 +251,7 @@ def search(
             cost=cost,
             budget=budget,
             seed=seed,
+            slots=slots,
             on_end=on_end,
         )
     runner = tune.with_resources(
@@ -441,20 +264,26 @@ def search(
         {"cpu": config.cpus_per_trial, "gpu": config.gpus_per_trial},
     )
     scratch = folder / ".ray"
-    with quiet_optuna(), quiet_ray(config.verbose):
+    with (
+        storage_trouble(study, searcher, folder),
+        lost_head(pulse),
+        quiet_optuna(),
+        quiet_ray(config.verbose),
+    ):
         tune.Tuner(
             runner,
             tune_config=tune.TuneConfig(
                 search_alg=searcher,
                 scheduler=GentleASHA() if config.early_stopping else FIFOScheduler(),
                 num_samples=-1 if n_left is None else n_left,
-                max_concurrent_trials=n_workers,
+                # How many run side by side is the searcher's affair: here it could not change.
+                max_concurrent_trials=None,
                 reuse_actors=True,
             ),
             run_config=tune.RunConfig(
                 name="trials",
                 storage_path=str(scratch.absolute()),
-                stop=EndInTime(budget),
+                stop=EndInTime(budget, searcher, pulse),
                 failure_config=tune.FailureConfig(max_failures=MAX_DEATHS),
                 callbacks=[Watch(searcher, tell)],
                 verbose=2 if config.verbose else 0,
@@ -464,16 +293,53 @@ def search(
     return study
 
 
-def concurrent_trials(config: SearchConfig, resources: Mapping[str, float]) -> int:
-    """How many trials run side by side; an error when not even one fits.
+@contextlib.contextmanager
+def storage_trouble(study: optuna.Study, searcher: JournalSearch, folder: Path) -> Iterator[None]:
+    """Whoever could not write, a worker, the journal or Ray: one error that names the storage."""
+    try:
+        yield
+    except Exception:
+        failure = study._storage._backend.failure or unwritable(folder)  # type: ignore[attr-defined]
+        if failure is not None:
+            raise failure from None
+        raise
+    if searcher.trouble:
+        raise StorageError(searcher.trouble)
 
-    >>> concurrent_trials(SearchConfig(), {"CPU": 2.0})
-    2
-    >>> concurrent_trials(SearchConfig(gpus_per_trial=1), {"CPU": 2.0})
+
+@contextlib.contextmanager
+def lost_head(pulse: Pulse) -> Iterator[None]:
+    """A head that is gone becomes one error; Ray's own calls would end this process."""
+    try:
+        yield
+    except HeadLost:
+        ray.shutdown()
+        raise pulse.error() from None
+
+
+def unwritable(folder: Path) -> StorageError | None:
+    """Try to write as much as a small checkpoint takes."""
+    probe = folder / f".probe.{os.getpid()}"
+    try:
+        probe.write_bytes(bytes(2**20))
+    except OSError as error:
+        return StorageError.of(folder, error)
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink()
+    return None
+
+
+# ---------------------------------------------------------------------- side by side
+
+
+def check_resources(config: SearchConfig, resources: Mapping[str, float]) -> None:
+    """Refuse what would wait for ever.
+
+    >>> check_resources(SearchConfig(gpus_per_trial=1), {"CPU": 2.0})
     Traceback (most recent call last):
     remasker.errors.InvalidConfigError: gpus_per_trial: a trial asks for 1 GPU, the cluster has 0
     """
-    fits = []
     for name, wanted in (("CPU", config.cpus_per_trial), ("GPU", config.gpus_per_trial)):
         there = resources.get(name, 0)
         if wanted > there:
@@ -481,78 +347,44 @@ def concurrent_trials(config: SearchConfig, resources: Mapping[str, float]) -> i
                 f"{name.lower()}s_per_trial: a trial asks for {wanted:g} {name}, the cluster has "
                 f"{there:g}"
             )
-        if wanted:
-            fits.append(int(there / wanted))
-    limit = min(fits) if fits else 1
-    wanted_side_by_side = config.concurrent or limit
-    return max(1, min(wanted_side_by_side, limit, config.trials or wanted_side_by_side))
 
 
-def trials_left(study: optuna.Study, trials: int | None) -> int | None:
-    """How many trials are still to be run; None without a limit."""
-    if trials is None:
-        return None
-    over = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
-    return max(0, trials - len(study.get_trials(deepcopy=False, states=over)))
+def cluster_slots(
+    config: SearchConfig, now: Mapping[str, float], grown: Mapping[str, float]
+) -> int:
+    """How many trials find a place, of the resources there are now and when fully grown.
+
+    An autoscaler starts nodes for trials that wait. As many wait as run: the cluster doubles each
+    time, and no trial is proposed long before there is a place for it, knowing less.
+
+    >>> cluster_slots(SearchConfig(), {"CPU": 2.0}, {"CPU": 2.0})
+    2
+    >>> cluster_slots(SearchConfig(), {"CPU": 16.0}, {"CPU": 160.0})
+    32
+    """
+    fits = _fits(config, now)
+    return max(1, fits, min(_fits(config, grown), max(MIN_WAITING, 2 * fits)))
 
 
-@contextlib.contextmanager
-def quiet_ray(verbose: bool) -> Iterator[None]:
-    """Ray Tune without its log lines, its files beside ours, and its change of directory."""
-    settings = {
-        "RAY_CHDIR_TO_TRIAL_DIR": "0",
-        "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-        "TUNE_GLOBAL_CHECKPOINT_S": "3600",
-        "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
-        "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
-        "RAY_AIR_NEW_OUTPUT": "0",
-        # Ctrl-C stops at once: the journal and the checkpoints are all that is needed to go on.
-        "TUNE_DISABLE_SIGINT_HANDLER": "1",
-    }
-    before = {name: os.environ.get(name) for name in settings}
-    loggers = [logging.getLogger(name) for name in ("ray", "ray.tune", "ray.train")]
-    levels = [logger.level for logger in loggers]
-    os.environ.update(settings)
-    if not verbose:
-        for logger in loggers:
-            logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            if not verbose:
-                warnings.simplefilter("ignore")
-            yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+def _fits(config: SearchConfig, resources: Mapping[str, float]) -> int:
+    asked = (("CPU", config.cpus_per_trial), ("GPU", config.gpus_per_trial))
+    fits = [int(resources.get(name, 0) / wanted) for name, wanted in asked if wanted]
+    return min(fits, default=1)
 
 
-def records(study: optuna.Study, fixed: Mapping[str, Any] | None = None) -> pd.DataFrame:
-    """A row per trial: number, state, error, how far it came, seconds, reason, configuration."""
-    rows = []
-    for trial in study.get_trials(deepcopy=False):
-        if trial.state == TrialState.WAITING:
-            continue
-        told = trial.intermediate_values
-        attributes = trial.user_attrs
-        last = told[max(told)] if told else None
-        error = trial.value if trial.state == TrialState.COMPLETE else last
-        rows.append(
-            {
-                "number": trial.number,
-                "state": STATES[trial.state],
-                "error": error,
-                "epochs_done": attributes.get("epoch"),
-                "best_epoch": attributes.get("best_epoch"),
-                "eighths": attributes.get("eighths", max(told, default=0)),
-                "seconds": attributes.get("seconds"),
-                "failure": attributes.get("failure", ""),
-                **(fixed or {}),
-                **trial.params,
-            }
-        )
-    return pd.DataFrame(rows)
+def trial_memory(config: SearchConfig, slots: int) -> float:
+    """Bytes for one trial: a part of what the smallest node has for all that run on it."""
+    if config.sharing:  # the other tables' trials run beside ours
+        slots = max(slots, _fits(config, ray.cluster_resources()))
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    workers = [node for node in nodes if node.get("CPU", 0) >= config.cpus_per_trial]
+    if len(nodes) == 1 or not workers:
+        return 0.6 * free_memory() / slots
+    return min(
+        0.6 * node["memory"] / max(1, min(slots, node["CPU"] // config.cpus_per_trial))
+        for node in workers
+    )
+
+
+#: What the head is asked during a search.
+QUESTIONS: dict[str, Callable[[], Any]] = {"now": ray.cluster_resources, "grown": capacity}

@@ -7,8 +7,10 @@ another; a quarter of the way is comparable with a quarter of the way.
 
 from __future__ import annotations
 
+import io
 import math
 import os
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -23,6 +25,7 @@ from remasker.inference import Ensemble, normal_residuals
 from remasker.model import ModelConfig
 from remasker.table import EncodedTable
 from remasker.training import Member, Trainer, TrainingConfig
+from tuning.config import StorageError
 from tuning.holdout import CellPrediction, Holdout, Judge, predict_cells
 from tuning.space import split_settings
 
@@ -253,15 +256,21 @@ def _prediction(stored: Mapping[str, torch.Tensor]) -> CellPrediction:
 
 def _write(path: Path, content: dict[str, Any]) -> None:
     """All or nothing: a process killed while writing leaves the older file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as file:
-        try:
-            torch.save(content, file)
-            file.flush()
-            os.replace(file.name, path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
+    buffer = io.BytesIO()
+    torch.save(content, buffer)  # to a full disk it would fail with an error of its own
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as file:
+            try:
+                file.write(buffer.getbuffer())
+                file.flush()
+                os.replace(file.name, path)
+            except BaseException:
+                Path(file.name).unlink(missing_ok=True)
+                raise
+    except OSError as error:
+        # `path` is RUN/trials/NUMBER/FILE.
+        raise StorageError.of(path.parents[2], error, f" from {socket.gethostname()}") from error
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -97,11 +97,12 @@ def run_tune(args: argparse.Namespace) -> int:
         words = sys.argv[sys.argv.index("tune") + 1 :]
         return run_on_cluster(args.cluster, words, args.data, Path(args.storage), name=args.name)
     from remasker.files import read_table
-    from tuning.api import tune
+    from tuning.api import TuneResult
     from tuning.config import SearchConfig
-    from tuning.search import ray_session
+    from tuning.many import TuneManyError, tune_many
 
-    tables = [read_table(str(path)) for path in args.data]
+    tables = {name: read_table(str(p)) for name, p in zip(names, args.data, strict=True)}
+    sources = {name: str(p.absolute()) for name, p in zip(names, args.data, strict=True)}
     budget = None if str(args.time_budget).lower() == "none" else args.time_budget
     options: dict[str, Any] = {
         "trials": args.trials,
@@ -121,14 +122,18 @@ def run_tune(args: argparse.Namespace) -> int:
     }
     config = SearchConfig(**options)
     _refuse_early(config, names)
+
+    def show(results: dict[str, TuneResult]) -> None:
+        for name, result in results.items():
+            print(f"{name}: error {result.error}")
+            print(f"  written to {result.folder}; the model is {result.folder / 'model'}")
+
     try:
-        with interruptible(), ray_session(config):
-            for path, name, table in zip(args.data, names, tables, strict=True):
-                result = tune(
-                    table, name=name, exclude=args.exclude, source=str(path.absolute()), **options
-                )
-                print(f"{name}: error {result.error}")
-                print(f"  written to {result.folder}; the model is {result.folder / 'model'}")
+        with interruptible():
+            show(tune_many(tables, sources=sources, exclude=args.exclude, **options))
+    except TuneManyError as error:
+        show(error.results)
+        raise
     except KeyboardInterrupt:
         words = [word for word in sys.argv[1:] if word != "--resume"]
         print(
@@ -165,7 +170,7 @@ def _refuse_early(config: Any, names: list[str]) -> None:
 def run_leaderboard(args: argparse.Namespace) -> int:
     """`remasker leaderboard`: also of a run that is still going on, from its journal."""
     from tuning.export import read_run
-    from tuning.search import read_study, records
+    from tuning.journal import read_study, records
     from tuning.selection import leaderboard
 
     fixed = read_run(args.run_folder)["search"]["fixed"]
