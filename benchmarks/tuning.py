@@ -2,6 +2,7 @@
 
     python -m benchmarks.tuning                  # tuned ÷ default error on the frozen masks
     python -m benchmarks.tuning --overhead       # Ray against two bare processes
+    python -m benchmarks.tuning --samplers --seconds 60   # the search against random and plain TPE
     python -m benchmarks.tuning --summary        # only read what earlier calls measured
 
 Every column is a number, MAR 0.3, masks frozen in `../shared/bench/masks.npz`. Each table gets
@@ -40,7 +41,6 @@ FIELDS = (
     "default",
     "tuned",
     "winner",
-    "refitted",
     "best_tried",
     "regret",
     "mean",
@@ -88,9 +88,6 @@ def measure(dataset: str, mask: int, seconds: float, storage: Path) -> dict[str,
         if found is not None:
             one = export.assemble(encoder, data, [found.member], None, provenance)
             true[trial.number] = rmse(truth, one.transform(table), hidden)
-    members = list(result.imputer.ensemble_.members)
-    refitted = [export.refit_member(member, encoded) for member in members]
-    again = export.assemble(encoder, data, members, refitted, provenance)
     winner = true[result.selection.chosen[0]]
     return {
         "dataset": dataset,
@@ -99,11 +96,10 @@ def measure(dataset: str, mask: int, seconds: float, storage: Path) -> dict[str,
         "seconds": round(taken, 1),
         "trials": len(result.leaderboard),
         "complete": int((result.leaderboard["state"] == "complete").sum()),
-        "members": len(members),
+        "members": len(result.imputer.ensemble_.members),
         "default": default,
         "tuned": rmse(truth, result.imputed, hidden),
         "winner": winner,
-        "refitted": rmse(truth, again.transform(table), hidden),
         "best_tried": min(true.values()),
         "regret": winner / min(true.values()),
         "mean": rmse(truth, np.where(hidden, np.nanmean(table, axis=0), truth), hidden),
@@ -118,10 +114,9 @@ def summarise(rows: pd.DataFrame) -> str:
         return "nothing measured yet"
     rows = rows.assign(
         tuned_ratio=rows["tuned"] / rows["default"],
-        refitted_ratio=rows["refitted"] / rows["default"],
         single_ratio=rows["winner"] / rows["default"],
     )
-    ratios = ["tuned_ratio", "single_ratio", "refitted_ratio", "regret"]
+    ratios = ["tuned_ratio", "single_ratio", "regret"]
     table = rows.groupby("dataset")[["default", "tuned", *ratios, "trials", "members"]].mean()
     geometric = {name: math.exp(np.log(table[name]).mean()) for name in ratios}
     return (
@@ -129,6 +124,60 @@ def summarise(rows: pd.DataFrame) -> str:
         + ", ".join(f"{name} {value:.3f}" for name, value in geometric.items())
         + f"\nmedian regret {table['regret'].median():.3f}; wanted: tuned_ratio ≤ 0.97, per dataset"
         " ≤ 1.02, regret ≤ 1.03"
+    )
+
+
+# ---------------------------------------------------------------------- what the search is worth
+
+SAMPLERS: dict[str, dict[str, Any]] = {
+    "shipped": {},
+    "random": {"portfolio": False, "sampler": "random"},
+    "tpe": {"portfolio": False},
+}
+
+
+def samplers(datasets: list[str], masks: list[int], seconds: float, path: Path) -> str:
+    """The winner's true error, the same time for each way to propose; rows are appended.
+
+    One model by itself, neither experts nor refitting: nothing but the search differs.
+    """
+    from tuning import tune
+
+    done = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=["dataset", "mask"])
+    known = set(map(tuple, done.get(["dataset", "mask"], done).astype(str).to_numpy()))
+    for dataset in datasets:
+        for mask in masks:
+            if (dataset, str(mask)) in known:
+                continue
+            truth, hidden = numbers(dataset, mask)
+            row: dict[str, Any] = {"dataset": dataset, "mask": mask, "seconds": seconds}
+            for name, options in SAMPLERS.items():
+                with tempfile.TemporaryDirectory() as storage:
+                    result = tune(
+                        np.where(hidden, np.nan, truth),
+                        name=name,
+                        storage=storage,
+                        trials=None,
+                        time_budget=seconds,
+                        experts=None,
+                        refit=False,
+                        max_members=1,
+                        progress=False,
+                        **options,
+                    )
+                row[name] = rmse(truth, result.imputed, hidden)
+                row[f"{name}_trials"] = len(result.leaderboard)
+            print(row, flush=True)
+            done = pd.concat([done, pd.DataFrame([row])])
+            done.to_csv(path, index=False, float_format="%.5f")
+    ratios = {
+        other: np.log(done["shipped"].astype(float) / done[other].astype(float))
+        for other in ("random", "tpe")
+    }
+    return "\n".join(
+        f"shipped ÷ {other}: {np.exp(logs.mean()):.3f} (log ± {logs.sem():.3f}), better on "
+        f" {(logs < 0).sum()} of {len(logs)}"
+        for other, logs in ratios.items()
     )
 
 
@@ -219,9 +268,14 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, default=Path("benchmarks/tuning.csv"))
     parser.add_argument("--summary", action="store_true")
     parser.add_argument("--overhead", action="store_true")
+    parser.add_argument("--samplers", action="store_true")
     args = parser.parse_args()
     if args.overhead:
         print(overhead())
+        return
+    if args.samplers:
+        path = args.csv.with_name("samplers.csv")
+        print(samplers(args.datasets, args.masks, args.seconds, path))
         return
     rows = pd.read_csv(args.csv) if args.csv.exists() else pd.DataFrame(columns=list(FIELDS))
     if not args.summary:

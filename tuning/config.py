@@ -77,6 +77,8 @@ class SearchConfig:
     resume: bool = False
     early_stopping: bool = True
     portfolio: bool = True
+    #: What proposes when the portfolio is through: "tpe" or "random".
+    sampler: str = "tpe"
     max_members: int = 5
     experts: str | None = "auto"
     #: Without a second stage: whether the chosen learn from all cells in the end, if time allows.
@@ -100,6 +102,7 @@ class SearchConfig:
                 f"time_budget: expected more than 0 seconds, got {self.time_budget!r}"
             )
         check_choice("metric", self.metric, METRICS)
+        check_choice("sampler", self.sampler, ("tpe", "random"))
         check_integer("random_state", self.random_state, 0)
         if self.concurrent is not None:
             check_integer("concurrent", self.concurrent, 1)

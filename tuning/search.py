@@ -212,9 +212,8 @@ def search(
     study = open_study(folder)
     # A run that goes on must not draw its first random points once more.
     drawn = (seed + len(study.get_trials(deepcopy=False))) % 2**32
-    study.sampler = AffordableSampler(
-        distributions, affordable, seed=drawn, n_first=len(points) or 10
-    )
+    n_first = 10**9 if config.sampler == "random" else len(points) or 10
+    study.sampler = AffordableSampler(distributions, affordable, seed=drawn, n_first=n_first)
     if not study.get_trials(deepcopy=False):
         for point in points:
             study.enqueue_trial(affordable.fit(point), skip_if_exists=True)
