@@ -59,6 +59,7 @@ class Head:
             "RAY_USAGE_STATS_ENABLED": "0",
         }
         self.process: subprocess.Popen[bytes] | None = None
+        self.drivers: list[subprocess.Popen[str]] = []
 
     def start(self) -> None:
         words = ["start", "--head", "--block", f"--port={self.port}", "--num-cpus=2"]
@@ -87,7 +88,7 @@ class Head:
         """`remasker tune` from a process of its own."""
         words = ["tune", str(table), f"--address={self.address}", *SEARCH, *more]
         words += [f"--storage={self.folder / 'runs'}"]
-        return subprocess.Popen(
+        driver = subprocess.Popen(
             [sys.executable, "-m", "tuning.cli", *words],
             env=self.environment,
             cwd=ROOT,
@@ -96,6 +97,8 @@ class Head:
             stderr=subprocess.PIPE,
             text=True,
         )
+        self.drivers.append(driver)
+        return driver
 
 
 @pytest.fixture
@@ -104,6 +107,9 @@ def head(tmp_path: Path) -> Iterator[Head]:
     head.start()
     yield head
     head.kill()
+    for driver in head.drivers:
+        if driver.poll() is None:
+            os.killpg(driver.pid, signal.SIGKILL)
 
 
 def free_port() -> int:
@@ -112,7 +118,7 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def wait_for(what: Callable[[], object], seconds: float = 90) -> None:
+def wait_for(what: Callable[[], object], seconds: float = 240) -> None:
     end = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < end, "waited too long"
@@ -132,7 +138,7 @@ def in_flight(folder: Path) -> bool:
     return "COMPLETE" in states(folder) and bool(list((folder / "trials").glob("*/state.pt")))
 
 
-def ended(process: subprocess.Popen[str], seconds: float = 120) -> tuple[int, str]:
+def ended(process: subprocess.Popen[str], seconds: float = 240) -> tuple[int, str]:
     out, said = process.communicate(timeout=seconds)
     return process.returncode, out + said
 

@@ -51,8 +51,9 @@ class Journal(JournalFileBackend):
             raise self.failure
         try:
             size = self.path.stat().st_size
+            lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
             with open(self.path, "ab") as file:
-                file.write("".join(json.dumps(log) + "\n" for log in logs).encode())
+                file.write(lines.encode())
                 file.flush()
                 # What a trial has come to outlives a power failure; the twenty lines before need
                 # not: they cost a wait for the disk each.
