@@ -118,8 +118,8 @@ class Affordable:
 class FewTrials:
     """A study that shows a sampler its best and its latest trials, once there are very many.
 
-    The cost of a proposal grows with the trials that TPE looks at (75 ms at a thousand), what it
-    learns from them hardly does: it models the best 25 against the rest.
+    The cost of a proposal grows with the trials that TPE looks at (75 ms at a thousand). It models
+    the best 25 at most against the rest. What the cap does to the proposals was not measured.
     """
 
     def __init__(self, study: optuna.Study) -> None:
