@@ -41,7 +41,7 @@ from tuning.live import View
 from tuning.ray_session import Pulse, ray_session
 from tuning.report import render
 from tuning.search import QUESTIONS, search, unwritable
-from tuning.second_stage import SecondStage, add_experts
+from tuning.second_stage import SecondStage, add_experts, slots
 from tuning.selection import (
     ErrorReport,
     Selection,
@@ -192,9 +192,7 @@ def _tune(
             selection = select(judge, judged, config.max_members)
             members = [results[k].member for k in selection.chosen]
             joint = average([judged[k] for k in selection.chosen])
-            trial_seconds = [
-                trial.user_attrs.get("seconds", 0.0) for trial in study.get_trials(deepcopy=False)
-            ]
+            trial_seconds = [_whole_seconds(trial) for trial in study.get_trials(deepcopy=False)]
             second = None
             if config.experts is not None:
                 view.tell("stage", {"text": "experts on top of the best"})
@@ -221,11 +219,10 @@ def _tune(
         # The second stage shrinks by its own stacking.
         trust = shrinkage(judge, joint) if second is None else None
         imputer = export.assemble(encoder, data, members, refitted, provenance, stages, trust)
-        if second is None:
+        reported = None if second is None else second.reported
+        if reported is None:
             reported = average([results[k].reported for k in selection.chosen])
             reported = shrink(data.judge(data.holdout.report), reported, trust)
-        else:
-            reported = second.reported
         outcome = _measure(data, reported, encoder)
         result = TuneResult(
             name=name,
@@ -414,10 +411,16 @@ def _results(
     )
 
 
+def _whole_seconds(trial: optuna.trial.FrozenTrial) -> float:
+    """What a trial took, or would have taken had it not been cut short."""
+    told = trial.user_attrs
+    done, wanted = told.get("epoch") or 1, told.get("n_epochs") or 1
+    return float(told.get("seconds", 0.0)) * max(1.0, wanted / done)
+
+
 def _refit_seconds(config: SearchConfig, longest: float) -> float:
     """What refitting costs, if the dearest member took so long: they go side by side."""
-    side_by_side = max(1, int(ray.cluster_resources().get("CPU", 1) // config.cpus_per_trial))
-    return 2 + 1.3 * longest * math.ceil(config.max_members / side_by_side)
+    return 2 + 1.3 * longest * math.ceil(config.max_members / slots(config))
 
 
 def _refit(members: Sequence[Member], data: TrialData, config: SearchConfig) -> list[Member]:

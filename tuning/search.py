@@ -39,6 +39,7 @@ from tuning.journal import STATES, TRIALS, open_study, quiet_optuna, trials_left
 from tuning.preflight import capacity
 from tuning.ray_session import HeadLost, Pulse, quiet_ray
 from tuning.searcher import JournalSearch
+from tuning.second_stage import seconds_needed
 from tuning.space import make_space, warm_starts
 from tuning.trial import TrialData, run_trial
 
@@ -228,10 +229,14 @@ def search(
     def on_end(number: int, state: TrialState, last: Mapping[str, Any]) -> None:
         if state == TrialState.COMPLETE:
             seconds.append(float(last.get("seconds", 0.0)))
-            if config.refit and config.experts is None and timed:
+            dear = float(np.quantile(seconds, 0.75))
+            if config.experts is not None and timed:
+                # Both passes of the second stage, if they leave the search a third of the time.
+                likely = 2.2 * seconds_needed(data, dear, slots())
+                budget.reserve = min(0.67 * budget.total, max(0.25 * budget.total, likely))
+            elif config.refit and timed:
                 # The members are refitted side by side; the dearest of them decides.
-                rounds = math.ceil(config.max_members / slots())
-                likely = 1.15 * rounds * float(np.quantile(seconds, 0.75))
+                likely = 1.15 * dear * math.ceil(config.max_members / slots())
                 budget.reserve = min(0.4 * budget.total, 4 + 0.02 * budget.total + likely)
         place = folder / TRIALS / f"{number:05d}"
         if state == TrialState.COMPLETE:
