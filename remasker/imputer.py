@@ -32,6 +32,7 @@ from remasker.fitting import (
     make_ensemble,
     make_plan,
     make_trainer,
+    n_stacks,
     one_thread,
     train,
 )
@@ -310,7 +311,8 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
                     if trainer.epoch:
                         members.append(trainer.member())
                     break
-        return make_ensemble(table, members, plan, n_experts=int(experts), seed=seed, device=device)
+        stacks = n_stacks(table) if experts else 0
+        return make_ensemble(table, members, plan, n_experts=stacks, seed=seed, device=device)
 
     # ------------------------------------------------------------------ imputing
 

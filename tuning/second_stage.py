@@ -29,6 +29,7 @@ from remasker.fitting import (
     make_ensemble,
     make_plan,
     make_trainer,
+    n_stacks,
     one_by_one,
     one_thread,
     train,
@@ -42,8 +43,8 @@ from tuning.holdout import CellPrediction, predict_cells
 from tuning.selection import paired_gain
 from tuning.trial import TrialData
 
-#: Stacks of experts that are averaged: they differ by the luck of their draws.
-N_STACKS = 2
+#: So many stacks of experts are averaged at least: they differ by the luck of their draws.
+MIN_STACKS = 2
 #: Cells of each fold that calibrate intervals and draws.
 CALIBRATION = 0.2
 #: Of one stack, per row and incomplete column.
@@ -71,7 +72,7 @@ def two_stages(table: EncodedTable, winner: Member, device: str, run: Run = one_
         table,
         run(tasks),
         plan,
-        n_experts=N_STACKS,
+        n_experts=n_stacks(table, least=MIN_STACKS),
         seed=winner.seed,
         device=device,
         run=run,
@@ -99,7 +100,8 @@ def seconds_needed(data: TrialData, seconds: float, side_by_side: int) -> float:
     gaps = (~data.table.observed).any(axis=0).sum()
     experts = EXPERT_SECONDS * min(len(data.table), ExpertsConfig().max_rows) * int(gaps)
     trainings = math.ceil(N_FOLDS / side_by_side) * seconds
-    return 3 + 1.2 * (trainings + math.ceil(N_STACKS / side_by_side) * experts)
+    stacks = math.ceil(n_stacks(data.table, least=MIN_STACKS) / side_by_side)
+    return 3 + 1.2 * (trainings + stacks * experts)
 
 
 def slots(config: SearchConfig) -> int:
