@@ -426,7 +426,8 @@ def _own_of_many(
 ) -> dict[int, np.ndarray]:
     """The model's honest prediction of each column, with a few others hidden beside it.
 
-    Asking for one column at a time costs a look at the table for each: two hours at 300 × 500.
+    Asking for one column at a time costs a look at the table for each: by an estimate from the time
+    of one row, two hours at 300 × 500.
     """
     own = {}
     at = places(table.n_categories)
