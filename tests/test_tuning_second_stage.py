@@ -1,0 +1,94 @@
+"""What the second stage does with the time that is left."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from remasker.table import EncodedTable
+from tuning import second_stage
+from tuning.config import SearchConfig
+from tuning.holdout import CellPrediction, draw_holdout
+from tuning.second_stage import add_experts, seconds_needed
+from tuning.trial import TrialData
+
+RNG = np.random.default_rng(0)
+OBSERVED = RNG.random((300, 3)) < 0.8
+TABLE = EncodedTable(
+    values=np.where(OBSERVED, RNG.normal(size=(300, 3)), 0).astype(np.float32),
+    observed=OBSERVED,
+    n_categories=(0, 0, 0),
+)
+DATA = TrialData(table=TABLE, holdout=draw_holdout(OBSERVED, 0))
+SECONDS = 10.0
+NEEDED = seconds_needed(DATA, SECONDS, 2)
+
+
+def predictions(cells: np.ndarray, noise: float) -> CellPrediction:
+    """Predictions that are off by so much."""
+    truth = TABLE.values[cells]
+    return CellPrediction(
+        value=truth + noise * RNG.normal(size=len(truth)), chance=np.zeros((len(truth), 0))
+    )
+
+
+def outcome(
+    monkeypatch: pytest.MonkeyPatch, left: float, *, noise: float = 0.1
+) -> tuple[second_stage.SecondStage | None, list[EncodedTable]]:
+    """Run `add_experts` with so much time left; with the tables that were learned from."""
+    learned: list[EncodedTable] = []
+
+    def two_stages(table: EncodedTable, *_: Any) -> str:
+        learned.append(table)
+        return "ensemble"
+
+    monkeypatch.setattr(second_stage, "two_stages", two_stages)
+    monkeypatch.setattr(second_stage, "slots", lambda config: 2)
+    monkeypatch.setattr(
+        second_stage, "predict_cells", lambda ensemble, table, cells: predictions(cells, noise)
+    )
+    found = predictions(DATA.holdout.judge, 0.5)
+    budget: Any = SimpleNamespace(left=left)
+    winner: Any = None
+    stage = add_experts(winner, DATA, found, SearchConfig(), budget, seconds=SECONDS)
+    return stage, learned
+
+
+def test_without_time_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert outcome(monkeypatch, 0.9 * NEEDED) == (None, [])
+
+
+def test_with_time_for_one_pass_it_is_the_one_that_sees_every_cell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage, learned = outcome(monkeypatch, 1.5 * NEEDED)
+    assert stage is not None
+    assert stage.refitted
+    # Nobody has been asked about the report cells: no figure is made up for it.
+    assert stage.reported is None
+    assert stage.gain is None
+    assert [table is TABLE for table in learned] == [True]
+
+
+def test_with_time_for_both_it_is_judged_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage, learned = outcome(monkeypatch, 10 * NEEDED)
+    assert stage is not None
+    assert stage.gain is not None
+    assert stage.gain > 1
+    assert stage.reported is not None
+    assert len(stage.reported.value) == DATA.holdout.report.sum()
+    assert not (learned[0].observed & DATA.holdout.all).any()
+    assert learned[1] is TABLE
+
+
+def test_what_is_no_better_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage, learned = outcome(monkeypatch, 10 * NEEDED, noise=2.0)
+    assert stage is None
+    assert len(learned) == 1
+
+
+def test_more_hands_need_less_time() -> None:
+    assert seconds_needed(DATA, SECONDS, 4) < NEEDED < seconds_needed(DATA, SECONDS, 1)
