@@ -10,7 +10,7 @@ import math
 import os
 import shutil
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -220,10 +220,14 @@ def _tune(
         trust = shrinkage(judge, joint) if second is None else None
         imputer = export.assemble(encoder, data, members, refitted, provenance, stages, trust)
         reported = None if second is None else second.reported
+        again = refitted is not None or (second is not None and second.refitted)
+        of = "what is returned, before it learned from all cells" if again else "what is returned"
         if reported is None:
             reported = average([results[k].reported for k in selection.chosen])
             reported = shrink(data.judge(data.holdout.report), reported, trust)
-        outcome = _measure(data, reported, encoder)
+            if second is not None:
+                of = "the search's choice, before experts and before it learned from all cells"
+        outcome = replace(_measure(data, reported, encoder), of=of)
         result = TuneResult(
             name=name,
             folder=folder,
@@ -437,10 +441,7 @@ def _refit(members: Sequence[Member], data: TrialData, config: SearchConfig) -> 
 
 
 def _measure(data: TrialData, reported: CellPrediction, encoder: TableEncoder) -> ErrorReport:
-    """The error of what is returned, on the report cells.
-
-    After a refit it is that of the model before it, which had seen fewer cells.
-    """
+    """The error of a prediction of the report cells."""
     judge = data.judge(data.holdout.report)
     return error_report(judge, reported, [column.name for column in encoder.modelled])
 

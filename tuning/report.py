@@ -113,7 +113,10 @@ def _figures(record: Mapping[str, Any], leaderboard: pd.DataFrame) -> str:
     counts = leaderboard["state"].value_counts()
     members = len(record["members"])
     figures = [
-        (_number(error["error"]), f"error, ± {_number(error['standard_error'])}"),
+        (
+            _number(error["error"]),
+            f"error, ± {_number(error['standard_error'])}, of {_text(error['of'])}",
+        ),
         (_number(error["mean_error"]), "error of the column mean"),
         (str(len(leaderboard)), f"trials, {counts.get('pruned', 0)} stopped early"),
         (f"{record['seconds']:.0f} s", "all in all"),

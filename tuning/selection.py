@@ -178,6 +178,8 @@ class ErrorReport:
     mean_error: float
     n_cells: int
     columns: pd.DataFrame
+    #: Whose error this is: what is returned may have learned more since.
+    of: str = "what is returned"
 
     def __str__(self) -> str:
         return (

@@ -125,7 +125,7 @@ def run_tune(args: argparse.Namespace) -> int:
 
     def show(results: dict[str, TuneResult]) -> None:
         for name, result in results.items():
-            print(f"{name}: error {result.error}")
+            print(f"{name}: error {result.error}, of {result.error.of}")
             print(f"  written to {result.folder}; the model is {result.folder / 'model'}")
 
     try:
