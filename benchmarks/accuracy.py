@@ -7,7 +7,7 @@
     python -m benchmarks.accuracy --summary                      # read what earlier calls measured
 
 Methods: `default`, `pure` (without experts), `paper`, `tuned` and `tuned-pure` are ours; `control`
-is our experts without ReMasker; `sklearn-iterative`, `sklearn-knn`; and the peers of
+is our experts without ReMasker; `sklearn-mean`, `sklearn-iterative`, `sklearn-knn`; the peers of
 `benchmarks.peers`, which need their own environment (`python -m benchmarks.peers` makes it).
 
 Cells come from the frozen masks in `../shared/bench` when they are there, otherwise (seeds above 2,
@@ -48,7 +48,7 @@ FIGURES = (
     *("accuracy", "auroc", "seconds"),
 )
 OURS = ("tuned", "default", "tuned-pure", "pure", "paper")
-SKLEARN = ("sklearn-iterative", "sklearn-knn")
+SKLEARN = ("sklearn-mean", "sklearn-iterative", "sklearn-knn")
 METHODS = (*OURS, "control", *SKLEARN, *peers.PEERS)
 #: Recorded in `../shared/bench/baselines.csv` only.
 RECORDED = ("reference-remasker", "experts-alone")
@@ -158,17 +158,20 @@ def _control(table: pd.DataFrame, seed: int) -> pd.DataFrame:
 def _numbers_only(method: str, table: pd.DataFrame, kinds: str, seed: int) -> pd.DataFrame:
     """An imputer that is given numbers; the codes it returns become the nearest category."""
     from sklearn.experimental import enable_iterative_imputer  # noqa: F401
-    from sklearn.impute import IterativeImputer, KNNImputer
+    from sklearn.impute import IterativeImputer, KNNImputer, SimpleImputer
 
     from remasker.metrics import protocol_scale
 
     categories = [c for c in table if isinstance(table[c].dtype, pd.CategoricalDtype)]
     numbers = table.assign(**{c: table[c].cat.codes.where(table[c].notna()) for c in categories})
     scaled = protocol_scale(numbers)
-    if method == "sklearn-iterative":
-        completed = IterativeImputer(random_state=seed).fit_transform(scaled)
-    elif method == "sklearn-knn":
-        completed = KNNImputer().fit_transform(scaled)
+    sklearn = {
+        "sklearn-mean": SimpleImputer(),
+        "sklearn-iterative": IterativeImputer(random_state=seed),
+        "sklearn-knn": KNNImputer(),
+    }
+    if method in sklearn:
+        completed = sklearn[method].fit_transform(scaled)
     else:
         completed = peers.impute(method, scaled, seed)
     result = table.copy()
