@@ -16,6 +16,7 @@ import contextlib
 import math
 import os
 import pickle
+import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -267,6 +268,9 @@ def search(
         ),
         {"cpu": config.cpus_per_trial, "gpu": config.gpus_per_trial},
     )
+    # Ray keeps trainables by name for the whole cluster: under one name, of two searches at once one
+    # would run the other's trials, on the other's table.
+    runner.__name__ = f"trial_{secrets.token_hex(8)}"
     scratch = folder / ".ray"
     with (
         storage_trouble(study, searcher, folder),
