@@ -265,6 +265,8 @@ def test_several_tables_share_one_cluster_and_refitting_uses_all_cells(
         {"one": table, "two": table.head(100)}, trials=2, storage=tmp_path, refit=True, **OPTIONS
     )
     assert list(both) == ["one", "two"]
+    # Each ran its own trials: on other tables the errors are others.
+    assert set(both["one"].leaderboard["error"]).isdisjoint(both["two"].leaderboard["error"])
     for name, result in both.items():
         assert result.imputed.isna().sum().sum() == 0
         assert (tmp_path / name / "model" / "model.json").exists()

@@ -268,8 +268,8 @@ def search(
         ),
         {"cpu": config.cpus_per_trial, "gpu": config.gpus_per_trial},
     )
-    # Ray keeps trainables by name for the whole cluster: under one name, of two searches at once one
-    # would run the other's trials, on the other's table.
+    # Ray keeps trainables by name for the whole cluster: under one name, of two searches at once
+    # one would run the other's trials, on the other's table.
     runner.__name__ = f"trial_{secrets.token_hex(8)}"
     scratch = folder / ".ray"
     with (
