@@ -42,6 +42,8 @@ LARGE = ("spam", "bike", "california", "letter")
 SHARED = Path(__file__).parents[2] / "shared" / "bench"
 RESULTS = Path(__file__).parent / "accuracy.csv"
 KEYS = ("dataset", "mechanism", "ratio", "seed", "kinds", "method")
+#: What makes a task, as tables of results are ordered.
+TASK = ["mechanism", "ratio", "dataset", "seed"]
 #: `wd` is the protocol's, `wd_hidden` CACTI's; `wd_draw` is the protocol's of one draw.
 FIGURES = (
     *("rmse", "numeric", "standardised", "r2", "wd", "wd_hidden", "wd_draw"),
@@ -269,14 +271,13 @@ def measured(path: Path, kinds: str) -> pd.DataFrame:
     for figure in FIGURES:
         rows[figure] = pd.to_numeric(rows[figure], errors="coerce")
     rows["ratio"] = rows["ratio"].astype(float)
-    return rows.drop_duplicates(["dataset", "mechanism", "ratio", "seed", "method"])
+    return rows.drop_duplicates([*TASK, "method"])
 
 
 def summarise(rows: pd.DataFrame) -> str:
     """RMSE per table, then every method of ours against every other on the tables both did."""
-    index = ["mechanism", "ratio", "dataset", "seed"]
-    table = rows.pivot_table(index=index, columns="method", values="rmse", dropna=False)
-    table = table[[m for m in (*OURS, "control", *METHODS[6:], *RECORDED) if m in table]]
+    table = rows.pivot_table(index=TASK, columns="method", values="rmse", dropna=False)
+    table = table[[m for m in (*METHODS, *RECORDED) if m in table]]
     mine = [m for m in OURS if m in table]
     table = table.loc[table[mine].notna().any(axis=1)]
     lines = [table.round(4).to_string(na_rep="–")]
@@ -288,8 +289,7 @@ def summarise(rows: pd.DataFrame) -> str:
 def _against(rows: pd.DataFrame, table: pd.DataFrame, method: str) -> pd.DataFrame:
     from scipy.stats import wilcoxon
 
-    index = ["mechanism", "ratio", "dataset", "seed"]
-    by_task = {name: part.set_index(index) for name, part in rows.groupby("method")}
+    by_task = {name: part.set_index(TASK) for name, part in rows.groupby("method")}
     ours = by_task[method]
     compared = {}
     for peer in table.columns.drop(method):
@@ -323,9 +323,8 @@ def _mean_rank(rows: pd.DataFrame, table: pd.DataFrame, method: str) -> tuple[pd
 
     Who failed is last; who was not tried is not ranked.
     """
-    index = ["mechanism", "ratio", "dataset", "seed"]
     tried = rows.assign(tried=1.0).pivot_table(
-        index=index, columns="method", values="tried", fill_value=0.0
+        index=TASK, columns="method", values="tried", fill_value=0.0
     )
     tried = tried.reindex(index=table.index, columns=table.columns, fill_value=False)
     tried = tried.astype(bool)

@@ -18,22 +18,11 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENT = ROOT / ".peers"
-#: Our name, and the name of the plugin in the package `hyperimpute`.
-PLUGINS = {
-    "hyperimpute": "hyperimpute",
-    "missforest": "missforest",
-    "ice": "ice",
-    "mice": "mice",
-    "miwae": "miwae",
-    "em": "EM",
-    "gain": "gain",
-    "miracle": "miracle",
-    "sinkhorn": "sinkhorn",
-    "softimpute": "softimpute",
-    "mean": "mean",
-    "median": "median",
-    "most-frequent": "most_frequent",
-}
+#: The plugins of the package `hyperimpute`, by its own names: `baselines.csv` has them too.
+PLUGINS = (
+    *("hyperimpute", "missforest", "ice", "mice", "miwae", "EM", "gain", "miracle"),
+    *("sinkhorn", "softimpute", "mean", "median", "most_frequent"),
+)
 PEERS = (*PLUGINS, "miceforest")
 LIMIT = 600
 
@@ -98,7 +87,7 @@ def _in_their_environment(method: str, given: str, done: str, seed: int) -> None
     else:
         from hyperimpute.plugins.imputers import Imputers
 
-        completed = Imputers().get(PLUGINS[method], random_state=seed).fit_transform(frame)
+        completed = Imputers().get(method, random_state=seed).fit_transform(frame)
     np.save(done, np.asarray(completed, dtype=float))
 
 

@@ -67,7 +67,7 @@ def measure(entry: dict[str, Any], dataset: str, mask: int) -> float:
 
     torch.set_num_threads(1)
     truth, hidden = numbers(dataset, mask)
-    epochs = round(entry.get("epochs", 1.0) * TrainingConfig().n_epochs(len(truth)))
+    epochs = round(entry.get("epochs", 1.0) * TrainingConfig().n_epochs(*truth.shape))
     # One model by itself, as a trial is.
     imputer = ReMaskerImputer(
         **entry["settings"], epochs=max(1, epochs), experts=None, n_members=1, random_state=0

@@ -35,6 +35,7 @@ from ray import tune
 import tuning.search
 from tuning.affordable import Budget
 from tuning.config import SearchConfig
+from tuning.ray_session import Pulse
 from tuning.searcher import JournalSearch
 
 EIGHTHS = (1, 2, 4, 6, 8)
@@ -104,7 +105,8 @@ def measure(concurrent: int, trials: int, seconds: float, folder: Path) -> dict[
         trials=trials, time_budget=None, concurrent=concurrent, early_stopping=False
     )
     start = time.perf_counter()
-    study = tuning.search.search(data, config, place, Budget(config.seconds))
+    with Pulse(tuning.search.QUESTIONS, place) as pulse:
+        study = tuning.search.search(data, config, place, Budget(config.seconds), pulse)
     wall, cpu = time.perf_counter() - begun[0][0], cpu_seconds() - begun[0][1]
     for name, method in methods.items():
         setattr(JournalSearch, name, method)

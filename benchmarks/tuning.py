@@ -17,11 +17,11 @@ was tried: what choosing without the truth costs.
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 import multiprocessing
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,29 +31,29 @@ import pandas as pd
 from benchmarks.accuracy import RESULTS, SMALL, measured, task
 from remasker.metrics import rmse
 
-FIELDS = (
-    "dataset",
-    "mask",
-    "seconds_allowed",
-    "seconds",
-    "trials",
-    "complete",
-    "members",
-    "default",
-    "tuned",
-    "winner",
-    "best_tried",
-    "regret",
-    "mean",
-    "judged",
-    "reported",
-)
-
 
 def numbers(dataset: str, mask: int) -> tuple[np.ndarray, np.ndarray]:
     """The complete table on the protocol's scale and the cells to hide, MAR 0.3."""
     table, hidden = task(dataset, "MAR", 0.3, mask, "protocol")
     return table.to_numpy(dtype=float), hidden
+
+
+def missing(
+    path: Path, datasets: Sequence[str], masks: Sequence[int], seconds: float
+) -> list[tuple[str, int]]:
+    """The tasks that a CSV does not hold yet, for this time."""
+    done = set()
+    if path.exists():
+        rows = pd.read_csv(path)
+        rows = rows[rows["seconds_allowed"] == seconds]
+        done = set(zip(rows["dataset"], rows["mask"], strict=True))
+    return [(d, m) for m in masks for d in datasets if (d, m) not in done]
+
+
+def append(path: Path, row: dict[str, Any]) -> None:
+    """Write a row behind the others, and show it."""
+    pd.DataFrame([row]).to_csv(path, mode="a", header=not path.exists(), index=False)
+    print(row, flush=True)
 
 
 def default_error(dataset: str, mask: int) -> float | None:
@@ -155,40 +155,32 @@ def samplers(datasets: list[str], masks: list[int], seconds: float, path: Path) 
     """
     from tuning import tune
 
-    done = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=["dataset", "mask"])
-    known = set(map(tuple, done.get(["dataset", "mask"], done).astype(str).to_numpy()))
-    for dataset in datasets:
-        for mask in masks:
-            if (dataset, str(mask)) in known:
-                continue
-            truth, hidden = numbers(dataset, mask)
-            row: dict[str, Any] = {"dataset": dataset, "mask": mask, "seconds": seconds}
-            for name, options in SAMPLERS.items():
-                with tempfile.TemporaryDirectory() as storage:
-                    result = tune(
-                        np.where(hidden, np.nan, truth),
-                        name=name,
-                        storage=storage,
-                        trials=None,
-                        time_budget=seconds,
-                        experts=None,
-                        refit=False,
-                        max_members=1,
-                        progress=False,
-                        **options,
-                    )
-                row[name] = rmse(truth, result.imputed, hidden)
-                row[f"{name}_trials"] = len(result.leaderboard)
-            print(row, flush=True)
-            done = pd.concat([done, pd.DataFrame([row])])
-            done.to_csv(path, index=False, float_format="%.5f")
-    ratios = {
-        other: np.log(done["shipped"].astype(float) / done[other].astype(float))
-        for other in ("random", "tpe")
-    }
+    for dataset, mask in missing(path, datasets, masks, seconds):
+        truth, hidden = numbers(dataset, mask)
+        row: dict[str, Any] = {"dataset": dataset, "mask": mask, "seconds_allowed": seconds}
+        for name, options in SAMPLERS.items():
+            with tempfile.TemporaryDirectory() as storage:
+                result = tune(
+                    np.where(hidden, np.nan, truth),
+                    name=name,
+                    storage=storage,
+                    trials=None,
+                    time_budget=seconds,
+                    experts=None,
+                    refit=False,
+                    max_members=1,
+                    progress=False,
+                    **options,
+                )
+            row[name] = rmse(truth, result.imputed, hidden)
+            row[f"{name}_trials"] = len(result.leaderboard)
+        append(path, row)
+    done = pd.read_csv(path)
+    done = done[done["seconds_allowed"] == seconds]
+    ratios = {other: np.log(done["shipped"] / done[other]) for other in ("random", "tpe")}
     return "\n".join(
         f"shipped ÷ {other}: {np.exp(logs.mean()):.3f} (log ± {logs.sem():.3f}), better on "
-        f" {(logs < 0).sum()} of {len(logs)}"
+        f"{(logs < 0).sum()} of {len(logs)}"
         for other, logs in ratios.items()
     )
 
@@ -216,8 +208,8 @@ def overhead(n_trials: int = 12) -> str:
     from tuning.affordable import Budget
     from tuning.config import SearchConfig
     from tuning.holdout import draw_holdout
-    from tuning.ray_session import ray_session
-    from tuning.search import search
+    from tuning.ray_session import Pulse, ray_session
+    from tuning.search import QUESTIONS, search
     from tuning.trial import TrialData
 
     truth, hidden = numbers("raisin", 0)
@@ -253,8 +245,12 @@ def overhead(n_trials: int = 12) -> str:
         if event == "start":
             configs[what["number"]] = what
 
-    with tempfile.TemporaryDirectory() as folder, ray_session(config):
-        search(data, config, Path(folder), Budget(math.inf), tell=tell)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ray_session(config),
+        Pulse(QUESTIONS, Path(folder)) as pulse,
+    ):
+        search(data, config, Path(folder), Budget(math.inf), pulse, tell=tell)
     ray_seconds = moments[-1] - moments[0]
     work = list(configs.values())
     context = multiprocessing.get_context("spawn")
@@ -289,25 +285,16 @@ def main() -> None:
         path = args.csv.with_name("samplers.csv")
         print(samplers(args.datasets, args.masks, args.seconds, path))
         return
-    rows = pd.read_csv(args.csv) if args.csv.exists() else pd.DataFrame(columns=list(FIELDS))
     if not args.summary:
         from tuning.config import SearchConfig
         from tuning.ray_session import ray_session
 
         with tempfile.TemporaryDirectory() as storage, ray_session(SearchConfig()):
-            for mask in args.masks:
-                for dataset in args.datasets:
-                    done = (rows["dataset"] == dataset) & (rows["mask"] == mask)
-                    if (done & (rows["seconds_allowed"] == args.seconds)).any():
-                        continue
-                    row = measure(dataset, mask, args.seconds, Path(storage))
-                    with open(args.csv, "a", newline="") as file:
-                        writer = csv.DictWriter(file, FIELDS)
-                        if file.tell() == 0:
-                            writer.writeheader()
-                        writer.writerow(row)
-                    rows = pd.read_csv(args.csv)
-                    print(row, flush=True)
+            for dataset, mask in missing(args.csv, args.datasets, args.masks, args.seconds):
+                append(args.csv, measure(dataset, mask, args.seconds, Path(storage)))
+    if not args.csv.exists():
+        raise SystemExit(f"{args.csv} does not exist: nothing has been measured yet")
+    rows = pd.read_csv(args.csv)
     print(summarise(rows[rows["seconds_allowed"] == args.seconds]))
 
 

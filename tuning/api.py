@@ -179,9 +179,9 @@ def _tune(
                 config,
                 folder,
                 budget,
+                pulse,
                 space=space,
                 seed=seed,
-                pulse=pulse,
                 share=lambda slots: fair_share(slots, pulse["sharing"], name),
                 tell=view.tell,
             )
@@ -219,15 +219,8 @@ def _tune(
         # The second stage shrinks by its own stacking.
         trust = shrinkage(judge, joint) if second is None else None
         imputer = export.assemble(encoder, data, members, refitted, provenance, stages, trust)
-        reported = None if second is None else second.reported
-        again = refitted is not None or (second is not None and second.refitted)
-        of = "what is returned, before it learned from all cells" if again else "what is returned"
-        if reported is None:
-            reported = average([results[k].reported for k in selection.chosen])
-            reported = shrink(data.judge(data.holdout.report), reported, trust)
-            if second is not None:
-                of = "the search's choice, before experts and before it learned from all cells"
-        outcome = replace(_measure(data, reported, encoder), of=of)
+        found = average([results[k].reported for k in selection.chosen])
+        outcome = _outcome(data, encoder, found, second, refitted, trust)
         result = TuneResult(
             name=name,
             folder=folder,
@@ -440,10 +433,27 @@ def _refit(members: Sequence[Member], data: TrialData, config: SearchConfig) -> 
     return refitted
 
 
-def _measure(data: TrialData, reported: CellPrediction, encoder: TableEncoder) -> ErrorReport:
-    """The error of a prediction of the report cells."""
+def _outcome(
+    data: TrialData,
+    encoder: TableEncoder,
+    found: CellPrediction,
+    second: SecondStage | None,
+    refitted: Sequence[Member] | None,
+    trust: np.ndarray | None,
+) -> ErrorReport:
+    """The error on the report cells, and whose it is; `found` is what the search's choice said."""
     judge = data.judge(data.holdout.report)
-    return error_report(judge, reported, [column.name for column in encoder.modelled])
+    again = refitted is not None or (second is not None and second.refitted)
+    of = "what is returned, before it learned from all cells" if again else "what is returned"
+    if second is None:
+        reported = shrink(judge, found, trust)
+    elif second.reported is None:
+        reported = found
+        of = "the search's choice, before experts and before it learned from all cells"
+    else:
+        reported = second.reported
+    names = [column.name for column in encoder.modelled]
+    return replace(error_report(judge, reported, names), of=of)
 
 
 def _weights(second: SecondStage) -> list[dict[str, Any]]:

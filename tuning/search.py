@@ -41,6 +41,7 @@ from tuning.preflight import capacity
 from tuning.ray_session import HeadLost, Pulse, quiet_ray
 from tuning.searcher import JournalSearch
 from tuning.second_stage import seconds_needed
+from tuning.sharing import fits
 from tuning.space import make_space, warm_starts
 from tuning.trial import TrialData, run_trial
 
@@ -163,30 +164,18 @@ def search(
     config: SearchConfig,
     folder: Path,
     budget: Budget,
+    pulse: Pulse,
     *,
     space: tuple[dict[str, BaseDistribution], dict[str, Any]] | None = None,
     seed: int | None = None,
-    pulse: Pulse | None = None,
     share: Callable[[int], int] = lambda slots: slots,
     tell: Callable[[str, dict[str, Any]], None] = lambda event, what: None,
 ) -> optuna.Study:
     """Run trials until one of the limits; the study that comes back is also in the folder.
 
-    Needs a running Ray; see `ray_session`. `share` says how many of the slots are ours.
+    Needs a running Ray, see `ray_session`, and a `pulse` that asks it `QUESTIONS`. `share` says how
+    many of the slots are ours.
     """
-    if pulse is None:
-        with Pulse(QUESTIONS, folder) as pulse:
-            return search(
-                data,
-                config,
-                folder,
-                budget,
-                space=space,
-                seed=seed,
-                pulse=pulse,
-                share=share,
-                tell=tell,
-            )
     n_rows, n_columns = data.table.values.shape
     distributions, fixed = space or make_space(config.space, n_rows)
     seed = config.random_state if seed is None else seed
@@ -370,20 +359,14 @@ def cluster_slots(
     >>> cluster_slots(SearchConfig(), {"CPU": 16.0}, {"CPU": 160.0})
     32
     """
-    fits = _fits(config, now)
-    return max(1, fits, min(_fits(config, grown), max(MIN_WAITING, 2 * fits)))
-
-
-def _fits(config: SearchConfig, resources: Mapping[str, float]) -> int:
-    asked = (("CPU", config.cpus_per_trial), ("GPU", config.gpus_per_trial))
-    fits = [int(resources.get(name, 0) / wanted) for name, wanted in asked if wanted]
-    return min(fits, default=1)
+    now_fit = fits(config, now)
+    return max(1, now_fit, min(fits(config, grown), max(MIN_WAITING, 2 * now_fit)))
 
 
 def trial_memory(config: SearchConfig, slots: int) -> float:
     """Bytes for one trial: a part of what the smallest node has for all that run on it."""
     if config.sharing:  # the other tables' trials run beside ours
-        slots = max(slots, _fits(config, ray.cluster_resources()))
+        slots = max(slots, fits(config, ray.cluster_resources()))
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     workers = [node for node in nodes if node.get("CPU", 0) >= config.cpus_per_trial]
     if len(nodes) == 1 or not workers:

@@ -41,10 +41,11 @@ from tuning.affordable import Budget
 from tuning.config import SearchConfig
 from tuning.holdout import CellPrediction, predict_cells
 from tuning.selection import paired_gain
+from tuning.sharing import fits
 from tuning.trial import TrialData
 
-#: So many stacks of experts are averaged at least: they differ by the luck of their draws.
-MIN_STACKS = 2
+#: How many stacks of experts are averaged: they differ by the luck of their draws.
+LEAST_STACKS, MOST_STACKS = 2, 6
 #: Cells of each fold that calibrate intervals and draws.
 CALIBRATION = 0.2
 #: Of one stack, per row and incomplete column.
@@ -72,7 +73,7 @@ def two_stages(table: EncodedTable, winner: Member, device: str, run: Run = one_
         table,
         run(tasks),
         plan,
-        n_experts=n_stacks(table, least=MIN_STACKS),
+        n_experts=n_stacks(table, LEAST_STACKS, MOST_STACKS),
         seed=winner.seed,
         device=device,
         run=run,
@@ -100,13 +101,13 @@ def seconds_needed(data: TrialData, seconds: float, side_by_side: int) -> float:
     gaps = (~data.table.observed).any(axis=0).sum()
     experts = EXPERT_SECONDS * min(len(data.table), ExpertsConfig().max_rows) * int(gaps)
     trainings = math.ceil(N_FOLDS / side_by_side) * seconds
-    stacks = math.ceil(n_stacks(data.table, least=MIN_STACKS) / side_by_side)
+    stacks = math.ceil(n_stacks(data.table, LEAST_STACKS, MOST_STACKS) / side_by_side)
     return 3 + 1.2 * (trainings + stacks * experts)
 
 
 def slots(config: SearchConfig) -> int:
     """Tasks that run side by side."""
-    return max(1, int(ray.cluster_resources().get("CPU", 1) // config.cpus_per_trial))
+    return max(1, fits(config, ray.cluster_resources()))
 
 
 def add_experts(

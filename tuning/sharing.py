@@ -1,11 +1,28 @@
-"""How several searches on one Ray share its slots: their names stand in Ray's own memory."""
+"""Slots: how many trials find a place, and how several searches on one Ray share them.
+
+The names of the searches stand in Ray's own memory.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
+
+from tuning.config import SearchConfig
+
+
+def fits(config: SearchConfig, resources: Mapping[str, float]) -> int:
+    """How many trials these resources hold at once.
+
+    >>> fits(SearchConfig(), {"CPU": 4.0}), fits(SearchConfig(gpus_per_trial=1), {"CPU": 4.0})
+    (4, 0)
+    """
+    asked = (("CPU", config.cpus_per_trial), ("GPU", config.gpus_per_trial))
+    return min(
+        (int(resources.get(name, 0) / wanted) for name, wanted in asked if wanted), default=1
+    )
 
 
 def write_names(key: str, names: Sequence[str]) -> None:
