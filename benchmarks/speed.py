@@ -148,7 +148,10 @@ def imputing(n_rows: int = 2000, n_columns: int = 8) -> None:
 
 
 def quality(dataset: str) -> None:
-    """CPU seconds until the defaults' single model reaches the paper preset's held-out error."""
+    """CPU seconds until the defaults' single model reaches the paper preset's held-out error.
+
+    Its learning rate falls over its own horizon, so a longer training is another training.
+    """
     from benchmarks.accuracy import gappy, task
     from remasker.holdout import hold_out
     from remasker.imputer import PAPER, ReMaskerImputer
@@ -183,20 +186,28 @@ def quality(dataset: str) -> None:
         return points, float(np.sqrt(np.mean((completed - table.to_numpy())[hidden] ** 2)))
 
     paper, paper_true = curve(PAPER, "minmax")
-    ours, ours_true = curve({}, "standard")
     goal = paper[-1][1]
-    reached = next((spent for spent, error in ours if error <= goal), None)
     print(f"{dataset}: paper preset, 600 epochs: error {goal:.4f} in {paper[-1][0]:.0f} CPU s")
-    if reached is None:
-        print(f"  defaults: not reached; {ours[-1][1]:.4f} after {ours[-1][0]:.0f} CPU s")
-    else:
+    usual = TrainingConfig().n_epochs(*table.shape)
+    for times in HORIZONS:
+        ours, ours_true = curve({"epochs": times * usual}, "standard")
+        reached = next((spent for spent, error in ours if error <= goal), None)
+        said = "not reached"
+        if reached is not None:
+            ratio = paper[-1][0] / reached
+            said = f"there after {reached:.1f} CPU s ({ratio:.0f} times faster)"
         print(
-            f"  defaults: there after {reached:.1f} CPU s ({paper[-1][0] / reached:.0f} times "
-            f"faster); {ours[-1][1]:.4f} at the end, after {ours[-1][0]:.0f} CPU s"
+            f"  defaults, {times} × their epochs: {said}; {ours[-1][1]:.4f} at the end, "
+            f"after {ours[-1][0]:.0f} CPU s\n"
+            f"  on the cells that were hidden: paper {paper_true:.4f}, defaults {ours_true:.4f}",
+            flush=True,
         )
-    print(f"  on the cells that were hidden: paper {paper_true:.4f}, defaults {ours_true:.4f}")
+        if reached is not None:
+            break
 
 
+#: Multiples of the default's epochs that are tried until one reaches the paper's error.
+HORIZONS = (1, 2)
 ROWS = (10**3, 10**4, 10**5, 10**6)
 COLUMNS = (5, 20, 50, 100, 200, 500)
 

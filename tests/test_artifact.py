@@ -125,6 +125,7 @@ def test_an_unwritable_place_is_one_sentence(imputer, tmp_path):
         imputer.save(tmp_path / "file" / "model")
 
 
+@pytest.mark.slow
 def test_killed_while_saving_leaves_a_whole_model(saved):
     """A process that saves over and over is killed at an arbitrary moment."""
     code = f"""

@@ -68,6 +68,7 @@ def test_rows_do_not_influence_each_other(fitted):
     assert np.allclose(experts.complete(part, None), whole[some])
 
 
+@pytest.mark.slow
 def test_same_seed_same_result(fitted):
     table, _, experts = fitted
     again = fit_experts(table, None, config=SMALL)
@@ -101,7 +102,7 @@ def test_residuals_are_those_of_unseen_cells(fitted):
     assert 0.8 * 1.64 * spread < noise[95] < 1.25 * 1.64 * spread
 
 
-@pytest.mark.parametrize("missing", [0.3, 0.7])
+@pytest.mark.parametrize("missing", [pytest.param(0.3, marks=pytest.mark.slow), 0.7])
 def test_noise_is_left_at_the_mean(missing):
     rng = np.random.default_rng(3)
     truth = rng.normal(size=(200, 5)).astype(np.float32)

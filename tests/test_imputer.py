@@ -173,6 +173,7 @@ def test_columns_missing_together_keep_their_correlation(learned):
     assert drawn["x"].std() > 0.2
 
 
+@pytest.mark.slow
 def test_intervals_hold_the_point_estimate_and_about_their_level(table):
     random = np.random.default_rng(3)
     x = random.normal(size=600)
@@ -366,6 +367,7 @@ def test_draws_and_intervals_follow_the_experts(with_experts, table):
     assert (draws.std(axis=0) > 0).all()
 
 
+@pytest.mark.slow
 def test_same_seed_same_experts(with_experts, table):
     again = clone(with_experts).fit(table)
     pd.testing.assert_frame_equal(again.transform(table), with_experts.transform(table))

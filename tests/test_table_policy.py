@@ -204,6 +204,7 @@ def test_level_seen_once() -> None:
     assert said == []
 
 
+@pytest.mark.slow
 def test_thousands_of_levels() -> None:
     frame = pd.DataFrame({"s": [f"w{i % 1000}" for i in range(3000)], "x": np.arange(3000.0)})
     holed = frame.assign(s=frame["s"].mask(gaps_in(3000, 50)))

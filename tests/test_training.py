@@ -41,6 +41,7 @@ def same(a, b):
     return all(a[name].equal(b[name]) for name in a)
 
 
+@pytest.mark.slow
 def test_training_learns_what_there_is_to_learn(table, held_out):
     _, reports = train(table, held_out, epochs=40, learning_rate=5e-3)
     assert reports[-1].error < 0.6 * reports[0].error

@@ -207,6 +207,7 @@ def test_export_and_one_command_repeat_the_winner(
         reproduce(storage / "demo", table.head(100))
 
 
+@pytest.mark.slow
 def test_a_name_is_taken_once_and_a_run_can_be_extended(
     run: tuple[pd.DataFrame, TuneResult, Path],
 ) -> None:
@@ -216,7 +217,14 @@ def test_a_name_is_taken_once_and_a_run_can_be_extended(
     with pytest.raises(RunExistsError, match="another table"):
         tune(table.head(90), name="demo", trials=4, storage=storage, resume=True, **OPTIONS)
     more = tune(
-        table, name="demo", trials=6, storage=storage, resume=True, time_budget=None, progress=False
+        table,
+        name="demo",
+        trials=6,
+        storage=storage,
+        resume=True,
+        time_budget=None,
+        experts=None,
+        progress=False,
     )
     assert len(more.leaderboard) == 6
     states = {t.state for t in read_study(storage / "demo").get_trials()}

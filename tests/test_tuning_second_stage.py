@@ -36,24 +36,33 @@ def predictions(cells: np.ndarray, noise: float) -> CellPrediction:
 
 
 def outcome(
-    monkeypatch: pytest.MonkeyPatch, left: float, *, noise: float = 0.1
+    monkeypatch: pytest.MonkeyPatch, left: float, *, noise: float = 0.1, refit: bool = True
 ) -> tuple[second_stage.SecondStage | None, list[EncodedTable]]:
     """Run `add_experts` with so much time left; with the tables that were learned from."""
     learned: list[EncodedTable] = []
+    clock = SimpleNamespace(now=0.0)
 
     def two_stages(table: EncodedTable, *_: Any) -> str:
         learned.append(table)
-        return "ensemble"
+        clock.now += NEEDED
+        return f"ensemble {len(learned)}"
+
+    class Budget:
+        @property
+        def left(self) -> float:
+            return left - clock.now
 
     monkeypatch.setattr(second_stage, "two_stages", two_stages)
+    monkeypatch.setattr(second_stage, "time", SimpleNamespace(monotonic=lambda: clock.now))
     monkeypatch.setattr(second_stage, "slots", lambda config: 2)
     monkeypatch.setattr(
         second_stage, "predict_cells", lambda ensemble, table, cells: predictions(cells, noise)
     )
     found = predictions(DATA.holdout.judge, 0.5)
-    budget: Any = SimpleNamespace(left=left)
+    budget: Any = Budget()
     winner: Any = None
-    stage = add_experts(winner, DATA, found, SearchConfig(), budget, seconds=SECONDS)
+    config = SearchConfig(refit=refit)
+    stage = add_experts(winner, DATA, found, config, budget, seconds=SECONDS)
     return stage, learned
 
 
@@ -64,7 +73,7 @@ def test_without_time_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_with_time_for_one_pass_it_is_the_one_that_sees_every_cell(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stage, learned = outcome(monkeypatch, 1.5 * NEEDED)
+    stage, learned = outcome(monkeypatch, 1.9 * NEEDED)
     assert stage is not None
     assert stage.refitted
     # Nobody has been asked about the report cells: no figure is made up for it.
@@ -73,21 +82,30 @@ def test_with_time_for_one_pass_it_is_the_one_that_sees_every_cell(
     assert [table is TABLE for table in learned] == [True]
 
 
-def test_with_time_for_both_it_is_judged_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    stage, learned = outcome(monkeypatch, 10 * NEEDED)
+def test_with_time_for_both_it_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage, learned = outcome(monkeypatch, 2.2 * NEEDED)
     assert stage is not None
     assert stage.gain is not None
     assert stage.gain > 1
     assert stage.reported is not None
     assert len(stage.reported.value) == DATA.holdout.report.sum()
-    assert not (learned[0].observed & DATA.holdout.all).any()
-    assert learned[1] is TABLE
+    # What is returned has seen every cell, what was judged none of those that were set aside.
+    assert stage.ensemble == "ensemble 1"
+    assert learned[0] is TABLE
+    assert not (learned[1].observed & DATA.holdout.all).any()
 
 
 def test_what_is_no_better_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    stage, learned = outcome(monkeypatch, 10 * NEEDED, noise=2.0)
+    stage, _ = outcome(monkeypatch, 10 * NEEDED, noise=2.0)
     assert stage is None
-    assert len(learned) == 1
+
+
+def test_without_refitting_what_was_judged_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage, learned = outcome(monkeypatch, 10 * NEEDED, refit=False)
+    assert stage is not None
+    assert not stage.refitted
+    assert stage.gain is not None
+    assert [bool((table.observed & DATA.holdout.all).any()) for table in learned] == [False]
 
 
 def test_more_hands_need_less_time() -> None:
