@@ -207,7 +207,7 @@ def quality(dataset: str) -> None:
 
 
 #: Multiples of the default's epochs that are tried until one reaches the paper's error.
-HORIZONS = (1, 2)
+HORIZONS = (1, 2, 3)
 ROWS = (10**3, 10**4, 10**5, 10**6)
 COLUMNS = (5, 20, 50, 100, 200, 500)
 

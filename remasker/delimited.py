@@ -85,6 +85,8 @@ class TextTable:
         remembered: Mapping[str, Any],
     ) -> None:
         self._path = path
+        #: How it was read; reading it so again gives the same cells.
+        self.options = options
         self._encoding, text = _decode(path, data, options.encoding)
         if not text.strip():
             raise InvalidTableError(f"{path} is empty: expected a line of column names")

@@ -37,8 +37,9 @@ def test_from_a_file_to_a_model_and_back(
     table["b"] = table["a"] * 2
     table.loc[rng.random(120) < 0.3, "b"] = np.nan
     data = tmp_path / "mine.csv"
-    table.to_csv(data, index=False)
+    table.to_csv(data, index=False, sep=";", decimal=",", na_rep="-999")
     words = ["tune", data, "--trials", 2, "--time-budget", "none", "--storage", tmp_path / "runs"]
+    words += ["--na", "-999", "--bounds", "b=-1:1"]
     for word in SPACE:
         words += ["--space", word]
     run = tmp_path / "runs" / "mine"
@@ -56,8 +57,9 @@ def test_from_a_file_to_a_model_and_back(
         repeated = ReMaskerImputer.load(fit_from_run(run, tmp_path / "again"))
     filled = [model.transform(table)["b"].to_numpy() for model in (exported, repeated)]
     assert np.allclose(*filled, atol=1e-5)
-    written = pd.read_csv(run / "imputed.csv")
+    written = pd.read_csv(run / "imputed.csv", sep=";", decimal=",")
     assert np.allclose(written["b"], filled[0], atol=1e-5)
+    assert written["b"][table["b"].isna()].between(-1, 1).all()
     assert written["id"].tolist() == table["id"].tolist()
 
     (run / "model" / "model.json").unlink()

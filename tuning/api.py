@@ -21,6 +21,7 @@ import pandas as pd
 import ray
 from optuna.distributions import BaseDistribution, distribution_to_json, json_to_distribution
 
+from remasker.delimited import TextTable
 from remasker.errors import (
     ArtifactError,
     InvalidConfigError,
@@ -154,6 +155,7 @@ def _tune(
                 "columns": [str(column) for column in frame.columns],
                 "missing_cells": int((~encoded.observed).sum()),
                 "options": {k: v for k, v in table_options.items() if v is not None},
+                "reading": vars(file.options) if isinstance(file, TextTable) else None,
             },
             "search": _search_record(config, space),
         }

@@ -8,7 +8,6 @@ is instant.
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
 import importlib
 import importlib.util
@@ -24,14 +23,25 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import remasker
 from remasker.errors import InvalidConfigError, RemaskerError, nearest
 from tuning.impute_cli import add_impute
+from tuning.options import (
+    KINDS,
+    add_column_options,
+    add_reading_options,
+    column_options,
+    literal,
+    markers,
+    open_table,
+    pairs,
+    reading_options,
+    remember,
+    say,
+)
 
 if TYPE_CHECKING:
     from remasker import ReMaskerImputer
-    from remasker.files import ParquetTable, TextOptions, TextTable
 
 #: Modules with a function ``add_commands(subparsers)``; one that is not installed is left out.
 OTHER_COMMANDS = ("tuning.tune_cli", "tuning.cluster")
-KINDS = "number, integer, category, boolean, datetime, timedelta, ignored"
 
 EXAMPLES = """\
 examples:
@@ -67,7 +77,7 @@ class Parser(argparse.ArgumentParser):
         found = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
         if found:
             message += nearest(found[1], re.findall(r"[\w-]+", found[2]))
-        _say(f"{message}; see `{self.prog} --help`")
+        say(f"{message}; see `{self.prog} --help`")
         raise SystemExit(2)
 
 
@@ -81,7 +91,7 @@ def build_parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"remasker {remasker.__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_fit(commands)
-    add_impute(commands, add_reading_options)
+    add_impute(commands)
     _add_simulate(commands)
     _add_describe(commands)
     _add_demo(commands)
@@ -98,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             return args.run(args) or 0
         except RemaskerError as error:
-            _say(_in_words_of_the_shell(str(error)))
+            say(_in_words_of_the_shell(str(error)))
             return 2
         except BrokenPipeError:
             # The reader has gone, and Python would complain again on closing standard output.
@@ -106,10 +116,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 141
         except Interrupted as stop:
             notes = getattr(stop, "__notes__", None) or ["nothing was written"]
-            _say(f"interrupted; {notes[0]}")
+            say(f"interrupted; {notes[0]}")
             return 130
         except MemoryError:
-            _say("not enough memory for this table; try fewer rows or columns")
+            say("not enough memory for this table; try fewer rows or columns")
             return 2
 
 
@@ -145,36 +155,7 @@ def _add_fit(commands: Any) -> None:
     )
     parser.add_argument("--force", action="store_true", help="replace a model that is there")
     add_reading_options(parser)
-    columns = parser.add_argument_group("columns")
-    columns.add_argument(
-        "--kinds",
-        metavar="COLUMN=KIND",
-        action="append",
-        default=[],
-        help=f"what a column is, where its cells should not decide: {KINDS}; a date may come with "
-        "its format, as in born=datetime:%%d/%%m/%%Y; repeat it for more columns",
-    )
-    columns.add_argument(
-        "--exclude",
-        metavar="COLUMN",
-        action="append",
-        default=[],
-        help="leave a column alone and do not look at it, such as a target; repeat it for more",
-    )
-    columns.add_argument(
-        "--bounds",
-        metavar="observed|COLUMN=LOW:HIGH",
-        action="append",
-        default=[],
-        help="limits of imputed values: those of the observed ones, or per column (either end may "
-        "be left out)",
-    )
-    columns.add_argument(
-        "--text",
-        choices=("ignore", "raise"),
-        default="ignore",
-        help="leave free text and identifiers as they are (default), or refuse them",
-    )
+    add_column_options(parser)
     model = parser.add_argument_group("model")
     model.add_argument("--paper", action="store_true", help="the setting of the ReMasker paper")
     model.add_argument("--epochs", type=int, help="passes over the rows (default: by table size)")
@@ -204,33 +185,28 @@ def fit(args: argparse.Namespace) -> None:
         from tuning.tune_cli import fit_from_run
 
         fit_from_run(args.from_run, target, None if args.data is None else Path(args.data))
-        _say(f"trained the winner of {args.from_run} again; wrote {target}")
+        say(f"trained the winner of {args.from_run} again; wrote {target}")
         return
     if args.data is None:
         raise InvalidConfigError("DATA: expected a table, got none; see `remasker fit --help`")
-    kinds = _pairs("--kinds", args.kinds)
-    settings = estimator_settings(args, kinds)
-    imputer = _make_imputer(args.paper, settings)
-    table = open_table(args.data, reading_options(args, kinds))
+    imputer = _make_imputer(args.paper, estimator_settings(args))
+    table = open_table(args.data, reading_options(args))
     imputer.missing_values = markers(args, table)
     imputer.fit(table.frame)
     remember(imputer, args.data, table)
     imputer.save(target)
     encoder = imputer.encoder_
     gaps = int(encoder.gaps(table.frame).sum())
-    _say(
+    say(
         f"learned from {len(table.frame)} rows and {len(encoder.modelled)} of "
         f"{len(encoder.columns)} columns ({gaps} gaps); wrote {target}"
     )
 
 
-def estimator_settings(args: argparse.Namespace, kinds: dict[str, str]) -> dict[str, Any]:
+def estimator_settings(args: argparse.Namespace) -> dict[str, Any]:
     """The parameters of the estimator that the arguments of `fit` give."""
     settings: dict[str, Any] = {
-        "exclude": tuple(args.exclude),
-        "kinds": {name: kind.partition(":")[0] for name, kind in kinds.items()} or None,
-        "bounds": _bounds(args.bounds),
-        "text": args.text,
+        **column_options(args),
         "random_state": args.seed,
         "verbose": sys.stderr.isatty(),
     }
@@ -243,10 +219,10 @@ def estimator_settings(args: argparse.Namespace, kinds: dict[str, str]) -> dict[
             settings[name] = value
     own = {"kinds": "--kinds", "exclude": "--exclude", "bounds": "--bounds"}
     own |= {"missing_values": "--na", "random_state": "--seed", "n_members": "--members"}
-    for name, text in _pairs("--set", args.set).items():
+    for name, text in pairs("--set", args.set).items():
         if name in own:
             raise InvalidConfigError(f"--set {name}: use {own[name]}")
-        settings[name] = _literal(text)
+        settings[name] = literal(text)
     return settings
 
 
@@ -311,7 +287,7 @@ def simulate(args: argparse.Namespace) -> None:
     )
     made = int(holed.isna().to_numpy().sum() - table.frame.isna().to_numpy().sum())
     write_table(table, holed, args.output)
-    _say(f"made {made} gaps in {len(holed)} rows ({args.mechanism}, seed {args.seed})")
+    say(f"made {made} gaps in {len(holed)} rows ({args.mechanism}, seed {args.seed})")
 
 
 # ---------------------------------------------------------------------- describe
@@ -340,8 +316,8 @@ def describe(args: argparse.Namespace) -> None:
     if Path(args.path).is_dir():
         lines = describe_model(args.path)
     else:
-        kinds = _pairs("--kinds", args.kinds)
-        table = open_table(args.path, reading_options(args, kinds))
+        table = open_table(args.path, reading_options(args))
+        kinds = pairs("--kinds", args.kinds)
         plain_kinds = {name: kind.partition(":")[0] for name, kind in kinds.items()}
         lines = describe_table(args.path, table, plain_kinds, markers(args, table))
     print("\n".join(lines), flush=True)
@@ -374,119 +350,7 @@ def demo(args: argparse.Namespace) -> None:
         print(line, flush=True)
 
 
-# ---------------------------------------------------------------------- reading tables
-
-
-def add_reading_options(parser: argparse.ArgumentParser) -> None:
-    """The options of every command that reads a table."""
-    group = parser.add_argument_group("reading text files")
-    group.add_argument(
-        "--sep", metavar="SIGN", help="separator, such as ';' or tab (default: look)"
-    )
-    group.add_argument("--decimal", metavar="SIGN", help="decimal sign: . or , (default: look)")
-    group.add_argument("--encoding", metavar="NAME", help="such as latin-1 (default: utf-8)")
-    group.add_argument(
-        "--na",
-        metavar="TEXT",
-        action="append",
-        default=[],
-        help="a cell with this text is a gap, besides empty, NA, N/A, NaN, null, None and ?; "
-        "repeat it for more",
-    )
-    group.add_argument(
-        "--only-na",
-        action="store_true",
-        help="only empty cells and those named with --na are gaps",
-    )
-
-
-def reading_options(args: argparse.Namespace, kinds: dict[str, str] | None = None) -> TextOptions:
-    """What the options of `add_reading_options` say."""
-    from remasker.files import TextOptions
-
-    return TextOptions(
-        separator=args.sep,
-        decimal=args.decimal,
-        encoding=args.encoding,
-        na_values=tuple(args.na),
-        default_na=not args.only_na,
-        kinds=kinds or {},
-    )
-
-
-def open_table(path: str, options: TextOptions) -> TextTable | ParquetTable:
-    """Read a table and say what is odd about it."""
-    from remasker.files import read_table
-
-    table = read_table(path, options)
-    for note in getattr(table, "notes", ()):
-        _say(f"warning: {note}")
-    return table
-
-
-def remember(imputer: ReMaskerImputer, path: str, table: TextTable | ParquetTable) -> None:
-    """Let a fitted model remember how its file was written; `open_table` asks for it."""
-    imputer.provenance_["file"] = {"name": Path(path).name, **table.memory}
-
-
-def markers(args: argparse.Namespace, table: TextTable | ParquetTable | None = None) -> list[Any]:
-    """What `--na` means for a table: a text file has taken it in already."""
-    from remasker.files import TextTable
-
-    if isinstance(table, TextTable):
-        return []
-    found = [_literal(text) for text in args.na]
-    return [*args.na, *(value for value in found if not isinstance(value, str))]
-
-
-def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
-    """``NAME=VALUE`` arguments; a name may hold ``=``, a value may not."""
-    pairs = {}
-    for text in given:
-        name, sign, value = text.rpartition("=")
-        if not sign or not name:
-            raise InvalidConfigError(f"{option}: expected NAME=VALUE, got {text!r}")
-        pairs[name] = value
-    return pairs
-
-
-def _bounds(given: Sequence[str]) -> str | dict[str, tuple[Any, Any]] | None:
-    if not given:
-        return None
-    if "observed" in given:
-        if len(given) > 1:
-            raise InvalidConfigError("--bounds: give either observed or COLUMN=LOW:HIGH")
-        return "observed"
-    bounds = {}
-    for name, text in _pairs("--bounds", given).items():
-        low, sign, high = text.partition(":")
-        if not sign:
-            raise InvalidConfigError(f"--bounds: expected COLUMN=LOW:HIGH, got {name}={text}")
-        bounds[name] = (_literal(low) if low else None, _literal(high) if high else None)
-    return bounds
-
-
-def _literal(text: str) -> Any:
-    """A number, true, false or none; anything else is text.
-
-    >>> [_literal(text) for text in ("3", "0.1", "true", "none", "all")]
-    [3, 0.1, True, None, 'all']
-    """
-    words = {"true": True, "false": False, "none": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
-    return value if isinstance(value, int | float) else text
-
-
 # ---------------------------------------------------------------------- speaking
-
-
-def _say(sentence: str) -> None:
-    print(f"remasker: {sentence}", file=sys.stderr, flush=True)
 
 
 def _in_words_of_the_shell(message: str) -> str:
@@ -507,7 +371,7 @@ def _in_words_of_the_shell(message: str) -> str:
 def _warnings_as_sentences() -> Iterator[None]:
     def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
         if category is UserWarning:
-            _say(f"warning: {_in_words_of_the_shell(str(message))}")
+            say(f"warning: {_in_words_of_the_shell(str(message))}")
 
     with warnings.catch_warnings():
         warnings.simplefilter("default")

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remasker.errors import InvalidConfigError, RemaskerError
+from tuning.options import add_reading_options, markers, reading_options, say
 
 if TYPE_CHECKING:
     from remasker import ReMaskerImputer
@@ -54,7 +55,7 @@ Outcome = tuple[Task, "Filled | RemaskerError"]
 Tell = Callable[[Task, int], None]
 
 
-def add_impute(commands: Any, add_reading_options: Callable[[Any], None]) -> None:
+def add_impute(commands: Any) -> None:
     """Add the command to a parser."""
     parser = commands.add_parser(
         "impute",
@@ -110,8 +111,6 @@ def add_impute(commands: Any, add_reading_options: Callable[[Any], None]) -> Non
 
 def impute(args: argparse.Namespace) -> None:
     """Fill the gaps of one table or of many."""
-    from tuning.cli import markers, reading_options
-
     if args.workers is not None and args.workers < 1:
         raise InvalidConfigError(f"--workers: expected a number of at least 1, got {args.workers}")
     tasks, folder = plan(args.data, args.output)
@@ -120,7 +119,7 @@ def impute(args: argparse.Namespace) -> None:
     there = refuse_targets(tasks, folder, force=args.force, resume=args.resume)
     imputer = load_model(args.model, markers(args))
     if there:
-        _say(f"{len(there)} of {len(tasks)} outputs are there already")
+        say(f"{len(there)} of {len(tasks)} outputs are there already")
     tasks = inspect(imputer, [task for task in tasks if task not in there])
     if not tasks:
         return
@@ -170,7 +169,7 @@ def _finish(tasks: Sequence[Task], run: Callable[[Tell], Iterator[Outcome]]) -> 
     if len(tasks) == 1:
         if failures:
             raise failures[0][1]
-        _say(str(total))
+        say(str(total))
         return
     if failures:
         task, reason = failures[0]
@@ -178,7 +177,7 @@ def _finish(tasks: Sequence[Task], run: Callable[[Tell], Iterator[Outcome]]) -> 
         raise RemaskerError(
             f"{_named(task, reason)}{more}; {done} of {len(tasks)} files are finished"
         )
-    _say(f"{total}, {len(tasks)} files")
+    say(f"{total}, {len(tasks)} files")
 
 
 def _named(task: Task, reason: RemaskerError) -> str:
@@ -454,7 +453,3 @@ def progress(tasks: Sequence[Task]) -> Iterator[Tell]:
             bar.update(shown, completed=sum(done.values()))
 
         yield tell
-
-
-def _say(sentence: str) -> None:
-    print(f"remasker: {sentence}", file=sys.stderr, flush=True)

@@ -26,6 +26,9 @@ PATIENCE = 15.0
 #: How long whoever waits for the cluster may take to notice that it is lost.
 NOTICE = 25.0
 
+#: How far Ray's workers give way to others.
+NICENESS = "RAY_worker_niceness"
+
 
 @contextlib.contextmanager
 def ray_session(config: SearchConfig) -> Iterator[None]:
@@ -81,6 +84,9 @@ def quiet_ray(verbose: bool) -> Iterator[None]:
         "TUNE_MAX_PENDING_TRIALS_PG": "100000",
         # Ray Tune asks the head only for its log; a head that is gone would stop it there.
         "TUNE_STATE_REFRESH_PERIOD": "1000000",
+        # Ray's workers give way to everything else (nice 15): beside two busy processes on two
+        # cores no trial had begun after 80 s. A search with a time limit takes its fair share.
+        NICENESS: os.environ.get(NICENESS, "0"),
         # Ctrl-C stops at once: the journal and the checkpoints are all that is needed to go on.
         "TUNE_DISABLE_SIGINT_HANDLER": "1",
     }

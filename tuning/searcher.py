@@ -68,7 +68,7 @@ class JournalSearch(OptunaSearch):
         if self.trouble or len(self._ot_trials) - len(self._completed_trials) >= self.slots():
             return None
         typical = _median(self._seconds)
-        if self.budget.usable and self.budget.left_for_search() < max(1.0, 0.35 * typical):
+        if self.budget.usable and self.budget.left_for_search() < max(1.0, 0.7 * typical):
             return Searcher.FINISHED
         if self._left_running:
             left = self._left_running.pop(0)

@@ -16,6 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from remasker.errors import ArtifactError, InvalidConfigError
+from tuning.options import (
+    add_column_options,
+    add_reading_options,
+    column_options,
+    markers,
+    open_table,
+    reading_options,
+)
 
 #: What a shell reports for a process ended by Ctrl-C.
 INTERRUPTED = 130
@@ -50,7 +58,6 @@ def add_commands(subparsers: Any) -> None:
         metavar="NAME=VALUES",
         help="fix (width=64), choose (width=32,64) or bound (epochs=50..600) a setting; repeatable",
     )
-    tune.add_argument("--exclude", action="append", default=[], metavar="COLUMN")
     tune.add_argument("--address", help="a Ray cluster: auto, or ray://host:10001")
     tune.add_argument(
         "--cluster",
@@ -71,6 +78,8 @@ def add_commands(subparsers: Any) -> None:
     )
     tune.add_argument("--resume", action="store_true", help="continue, or extend, a run")
     tune.add_argument("--verbose", action="store_true", help="show what Ray says")
+    add_reading_options(tune)
+    add_column_options(tune)
     tune.set_defaults(run=run_tune)
 
     board = subparsers.add_parser("leaderboard", help="the trials of a run, best first")
@@ -96,12 +105,12 @@ def run_tune(args: argparse.Namespace) -> int:
 
         words = sys.argv[sys.argv.index("tune") + 1 :]
         return run_on_cluster(args.cluster, words, args.data, Path(args.storage), name=args.name)
-    from remasker.files import read_table
     from tuning.api import TuneResult
     from tuning.config import SearchConfig
     from tuning.many import TuneManyError, tune_many
 
-    tables = {name: read_table(str(p)) for name, p in zip(names, args.data, strict=True)}
+    reading = reading_options(args)
+    tables = {name: open_table(str(p), reading) for name, p in zip(names, args.data, strict=True)}
     sources = {name: str(p.absolute()) for name, p in zip(names, args.data, strict=True)}
     budget = None if str(args.time_budget).lower() == "none" else args.time_budget
     options: dict[str, Any] = {
@@ -123,6 +132,11 @@ def run_tune(args: argparse.Namespace) -> int:
     config = SearchConfig(**options)
     _refuse_early(config, names)
 
+    about_tables = {**column_options(args), "sources": sources}
+    if args.na:
+        # What `--na` names is a gap in a text file already; in others it has still to be said.
+        about_tables["missing_values"] = max((markers(args, t) for t in tables.values()), key=len)
+
     def show(results: dict[str, TuneResult]) -> None:
         for name, result in results.items():
             print(f"{name}: error {result.error}, of {result.error.of}")
@@ -130,7 +144,7 @@ def run_tune(args: argparse.Namespace) -> int:
 
     try:
         with interruptible():
-            show(tune_many(tables, sources=sources, exclude=args.exclude, **options))
+            show(tune_many(tables, **about_tables, **options))
     except TuneManyError as error:
         show(error.results)
         raise
@@ -199,15 +213,16 @@ def fit_from_run(run: Path, output: Path, data: Path | None = None) -> Path:
 
     Without `data`, the table is read from where the run read it.
     """
-    from remasker.files import read_table
+    from remasker.files import TextOptions, read_table
     from tuning.export import read_run, reproduce
 
-    source = data or read_run(run)["data"]["source"]
+    record = read_run(run)["data"]
+    source = data or record["source"]
     if source is None:
         raise InvalidConfigError(
             f"{run} was tuned from a table in memory: give the table's file as well"
         )
-    table = read_table(str(source))
+    table = read_table(str(source), TextOptions(**(record.get("reading") or {})))
     imputer = reproduce(run, table.frame)
     imputer.provenance_["file"] = {"name": Path(source).name, **table.memory}
     return imputer.save(output)
