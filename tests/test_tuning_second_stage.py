@@ -48,6 +48,8 @@ def outcome(
         return f"ensemble {len(learned)}"
 
     class Budget:
+        slowness = 1.0
+
         @property
         def left(self) -> float:
             return left - clock.now
@@ -110,3 +112,4 @@ def test_without_refitting_what_was_judged_is_returned(monkeypatch: pytest.Monke
 
 def test_more_hands_need_less_time() -> None:
     assert seconds_needed(DATA, SECONDS, 4) < NEEDED < seconds_needed(DATA, SECONDS, 1)
+    assert seconds_needed(DATA, SECONDS, 2, slowness=3.0) > NEEDED

@@ -34,6 +34,8 @@ class Budget:
         self.started = time.monotonic()
         #: Whether a trial has left something that can be used.
         self.usable = False
+        #: How slow this machine is, all that runs on it included; the search finds out.
+        self.slowness = 1.0
         #: Seconds kept back for selecting, refitting, imputing and writing.
         self.reserve = 0.0 if math.isinf(seconds) else min(0.25 * seconds, 4 + 0.02 * seconds)
         if second_stage and not math.isinf(seconds):

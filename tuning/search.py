@@ -189,6 +189,7 @@ def search(
     timed = not math.isinf(budget.total)
     if timed:
         cost.measure(data.table)
+        budget.slowness = cost.factor
     affordable = Affordable(
         distributions,
         fixed,
@@ -220,9 +221,10 @@ def search(
         if state == TrialState.COMPLETE:
             seconds.append(float(last.get("seconds", 0.0)))
             dear = float(np.quantile(seconds, 0.75))
+            budget.slowness = cost.factor
             if config.experts is not None and timed:
                 # Both passes of the second stage, if they leave the search a third of the time.
-                likely = 2.2 * seconds_needed(data, dear, slots())
+                likely = 2.2 * seconds_needed(data, dear, slots(), budget.slowness)
                 budget.reserve = min(0.67 * budget.total, max(0.25 * budget.total, likely))
             elif config.refit and timed:
                 # The members are refitted side by side; the dearest of them decides.

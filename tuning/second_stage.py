@@ -93,13 +93,16 @@ def _train(table: EncodedTable, plan: Any, k: int, winner: Member, device: str) 
     return train(trainer)
 
 
-def seconds_needed(data: TrialData, seconds: float, side_by_side: int) -> float:
+def seconds_needed(
+    data: TrialData, seconds: float, side_by_side: int, slowness: float = 1.0
+) -> float:
     """What one pass of the second stage takes, if one training of the winner takes `seconds`.
 
-    The experts' share is a rate measured on the benchmark tables: 3 ms a row and incomplete column.
+    The experts' share is a rate measured on the benchmark tables, on a machine of slowness 1.
     """
     gaps = (~data.table.observed).any(axis=0).sum()
-    experts = EXPERT_SECONDS * min(len(data.table), ExpertsConfig().max_rows) * int(gaps)
+    rate = EXPERT_SECONDS * max(1.0, slowness)
+    experts = rate * min(len(data.table), ExpertsConfig().max_rows) * int(gaps)
     # A fold's model learns from the other folds' rows, in as many epochs.
     trainings = math.ceil(FOLDS / side_by_side) * seconds * (FOLDS - 1) / FOLDS
     stacks = math.ceil(n_stacks(data.table, LEAST_STACKS, MOST_STACKS) / side_by_side)
@@ -125,7 +128,7 @@ def add_experts(
     `seconds` is what one training of the winner takes.
     """
     run = on_ray(config)
-    if budget.left < seconds_needed(data, seconds, slots(config)):
+    if budget.left < seconds_needed(data, seconds, slots(config), budget.slowness):
         return None
     started = time.monotonic()
     ensemble, reported, gain = None, None, None
