@@ -12,7 +12,7 @@ import torch
 from remasker.experts import Experts, HonestPredict, harden, soften
 from remasker.model import MaskedAutoencoder
 from remasker.table import EncodedTable
-from remasker.training import Member
+from remasker.training import Member, at_hand
 
 BATCH_ROWS = 1024
 #: With more columns than 64 a batch has fewer rows, so that its memory stays the same.
@@ -56,7 +56,8 @@ class Ensemble:
     def models(self) -> list[MaskedAutoencoder]:
         """The members' models, built when first needed."""
         if not self._models:
-            self._models = [m.build(self.n_categories).to(self.device) for m in self.members]
+            device = at_hand(self.device)
+            self._models = [m.build(self.n_categories).to(device) for m in self.members]
         return self._models
 
     @property
@@ -73,8 +74,9 @@ class Ensemble:
 
     def predict(self, values: np.ndarray, visible: np.ndarray) -> Predicted:
         """Predict every cell of these rows from the visible ones."""
-        shown = torch.from_numpy(np.ascontiguousarray(visible)).to(self.device)
-        numbers = torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
+        device = at_hand(self.device)
+        shown = torch.from_numpy(np.ascontiguousarray(visible)).to(device)
+        numbers = torch.from_numpy(np.ascontiguousarray(values)).to(device)
         outputs = []
         with torch.inference_mode():
             for model in self.models:

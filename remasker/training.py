@@ -153,6 +153,11 @@ class Trainer:
     ) -> None:
         if table.values.shape[1] == 0 or len(table) == 0:
             raise InvalidConfigError("nothing to train on: the table has no modelled column or row")
+        if at_hand(device) != device:
+            raise InvalidConfigError(
+                f"device: {device!r} was asked for, but torch finds none here; install torch with "
+                "it, or train on 'cpu'"
+            )
         if torch.device(device).type == "cpu":
             check_memory(model_config, config.batch_size, *table.values.shape)
         self.config = config
@@ -326,6 +331,20 @@ class Trainer:
         self._best = state["best"]
         self.epoch, self.error = state["epoch"], state["error"]
         self.best_error, self.best_epoch = state["best_error"], state["best_epoch"]
+
+
+def at_hand(device: str) -> str:
+    """The device, or the CPU where this process has none: models travel between machines.
+
+    >>> at_hand("cpu")
+    'cpu'
+    """
+    there = {
+        "cpu": True,
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+    }
+    return device if there[device.split(":")[0]] else "cpu"
 
 
 # ---------------------------------------------------------------------- the loss

@@ -154,3 +154,9 @@ def test_a_training_too_large_for_this_machine_is_refused(monkeypatch):
     Trainer(table, ModelConfig(width=8), TrainingConfig(batch_size=16))
     with pytest.raises(InvalidConfigError, match=r"500 columns needs about .* lower batch_size"):
         Trainer(table, ModelConfig(), TrainingConfig(batch_size=512))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU")
+def test_a_device_that_is_not_there_is_refused_in_words(table):
+    with pytest.raises(InvalidConfigError, match="'cuda' was asked for, but torch finds none here"):
+        Trainer(table, ModelConfig(width=8), TrainingConfig(epochs=1), device="cuda")

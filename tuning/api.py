@@ -26,7 +26,6 @@ from remasker.errors import (
     ArtifactError,
     InvalidConfigError,
     RemaskerError,
-    check_choice,
     make_config,
 )
 from remasker.fitting import one_thread
@@ -139,7 +138,6 @@ def _tune(
     frame, encoder, encoded, provenance = export.encode(table, table_options)
     folder = run_folder(config, name)
     space = make_space(config.space, len(encoded))
-    check_choice("device", config.device.split(":")[0], ("cpu", "cuda", "mps"))
     check_folder(folder, config)
     with locked(folder), _resumable(name, folder):
         record: dict[str, Any] = {
@@ -166,7 +164,7 @@ def _tune(
             table=encoded,
             holdout=draw_holdout(encoded.observed, seed),
             metric=record["search"]["metric"],
-            device=config.device,
+            device=config.trial_device,
             checkpoint_seconds=config.checkpoint_seconds,
         )
         export.write_json(folder / export.RUN, record)
@@ -194,21 +192,14 @@ def _tune(
             selection = select(judge, judged, config.max_members)
             members = [results[k].member for k in selection.chosen]
             joint = average([judged[k] for k in selection.chosen])
-            trial_seconds = [_whole_seconds(trial) for trial in study.get_trials(deepcopy=False)]
+            trials = study.get_trials(deepcopy=False)
+            taken = [_whole_seconds(trials[numbers[k]]) for k in selection.chosen]
             second = None
             if config.experts is not None:
                 view.tell("stage", {"text": "experts on top of the best"})
-                second = add_experts(
-                    members[0],
-                    data,
-                    joint,
-                    config,
-                    budget,
-                    seconds=trial_seconds[numbers[selection.chosen[0]]],
-                )
+                second = add_experts(members[0], data, joint, config, budget, seconds=taken[0])
             refitted = None
-            longest = max(trial_seconds[numbers[k]] for k in selection.chosen)
-            if config.refit and second is None and budget.left > _refit_seconds(config, longest):
+            if config.refit and second is None and budget.left > _refit_seconds(config, taken):
                 view.tell("stage", {"text": "training the best once more, on all cells"})
                 refitted = _refit(members, data, config)
         # Members of an ensemble are found again by their trial's number.
@@ -417,9 +408,9 @@ def _whole_seconds(trial: optuna.trial.FrozenTrial) -> float:
     return float(told.get("seconds", 0.0)) * max(1.0, wanted / done)
 
 
-def _refit_seconds(config: SearchConfig, longest: float) -> float:
-    """What refitting costs, if the dearest member took so long: they go side by side."""
-    return 2 + 1.3 * longest * math.ceil(config.max_members / slots(config))
+def _refit_seconds(config: SearchConfig, taken: Sequence[float]) -> float:
+    """What refitting costs members that took so long: they go side by side."""
+    return 2 + 1.3 * max(taken) * math.ceil(len(taken) / slots(config))
 
 
 def _refit(members: Sequence[Member], data: TrialData, config: SearchConfig) -> list[Member]:

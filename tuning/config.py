@@ -81,9 +81,10 @@ class SearchConfig:
     sampler: str = "tpe"
     max_members: int = 5
     experts: str | None = "auto"
-    #: Without a second stage: whether the chosen learn from all cells in the end, if time allows.
+    #: Whether what is returned learns from all cells in the end, if time allows.
     refit: bool = True
-    device: str = "cpu"
+    #: None: "cuda" if a trial has a GPU, otherwise "cpu".
+    device: str | None = None
     #: How much training a crash may cost.
     checkpoint_seconds: float = 10.0
     #: None: a live view on a terminal, nothing elsewhere.
@@ -110,12 +111,22 @@ class SearchConfig:
         check_number("gpus_per_trial", self.gpus_per_trial, 0, 1024)
         if self.experts is not None:
             check_choice("experts", self.experts, ("auto",))
+        check_choice("device", self.trial_device.split(":")[0], ("cpu", "cuda", "mps"))
         check_integer("max_members", self.max_members, 1)
         check_number("checkpoint_seconds", self.checkpoint_seconds, 0, 86400)
         if self.space is not None and not isinstance(self.space, Mapping):
             raise InvalidConfigError(
                 f"space: expected a dict such as {{'width': [32, 64]}}, got {self.space!r}"
             )
+
+    @property
+    def trial_device(self) -> str:
+        """Where trials train.
+
+        >>> SearchConfig().trial_device, SearchConfig(gpus_per_trial=0.25).trial_device
+        ('cpu', 'cuda')
+        """
+        return self.device or ("cuda" if self.gpus_per_trial else "cpu")
 
     @property
     def seconds(self) -> float:

@@ -275,7 +275,7 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        content: dict[str, Any] = torch.load(path, weights_only=True)
+        content: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
     except FileNotFoundError:
         return None
     return content

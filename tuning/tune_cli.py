@@ -42,6 +42,19 @@ def add_commands(subparsers: Any) -> None:
         help="search for the best model of each table, complete it and export the model",
         description="Search for the best model of each table. Everything goes to STORAGE/NAME: the "
         "model, the completed table, the leaderboard, the record and a page.",
+        epilog=(
+            "examples:\n"
+            "  remasker tune people.csv                            ten minutes, into runs/people\n"
+            "  remasker tune people.csv --time-budget 1h --trials 200 --resume   then some more\n"
+            "  remasker tune people.csv --na -999 --exclude price --kinds zip=category\n"
+            "  remasker tune a.csv b.parquet --storage runs        side by side, a run each\n"
+            "  remasker tune people.csv --space width=32,64 --space epochs=50..600 --no-experts\n"
+            "  remasker tune people.csv --address auto             on a Ray cluster that runs\n"
+            "  remasker tune people.csv --cluster clusters/on-premise.yaml   on one that may not\n"
+            "\n"
+            "The first limit that is reached ends the search; the time covers everything, also the "
+            "last training.\nCtrl-C keeps what there is and says how to go on.\n"
+        ),
     )
     tune.add_argument("data", nargs="+", type=Path, metavar="DATA", help="CSV or Parquet file")
     tune.add_argument("--name", help="name of the run (default: the file's name; one table only)")
