@@ -142,7 +142,7 @@ def markers(args: argparse.Namespace, table: TextTable | ParquetTable | None = N
 # ---------------------------------------------------------------------- words
 
 
-def pairs(option: str, given: Sequence[str]) -> dict[str, str]:
+def pairs(option: str, given: Sequence[str], form: str = "NAME=VALUE") -> dict[str, str]:
     """``NAME=VALUE`` arguments; a name may hold ``=``, a value may not.
 
     >>> pairs("--kinds", ["a=b=number"])
@@ -152,7 +152,7 @@ def pairs(option: str, given: Sequence[str]) -> dict[str, str]:
     for text in given:
         name, sign, value = text.rpartition("=")
         if not sign or not name:
-            raise InvalidConfigError(f"{option}: expected NAME=VALUE, got {text!r}")
+            raise InvalidConfigError(f"{option}: expected {form}, got {text!r}")
         pairs[name] = value
     return pairs
 
@@ -165,7 +165,7 @@ def _bounds(given: Sequence[str]) -> str | dict[str, tuple[Any, Any]] | None:
             raise InvalidConfigError("--bounds: give either observed or COLUMN=LOW:HIGH")
         return "observed"
     bounds = {}
-    for name, text in pairs("--bounds", given).items():
+    for name, text in pairs("--bounds", given, "observed or COLUMN=LOW:HIGH").items():
         low, sign, high = text.partition(":")
         if not sign:
             raise InvalidConfigError(f"--bounds: expected COLUMN=LOW:HIGH, got {name}={text}")
