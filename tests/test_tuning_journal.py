@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import optuna
 import pytest
 
 from remasker.errors import InvalidConfigError
-from tuning import ray_session
+from tuning import ray_session, search
 from tuning.affordable import MANY_TRIALS, FewTrials
 from tuning.config import ClusterLostError, StorageError
 from tuning.journal import JOURNAL, open_study, read_study
@@ -104,3 +105,34 @@ def test_a_head_that_takes_no_connections_is_lost_after_a_while(
             pulse.check()
         assert isinstance(pulse.error(), ClusterLostError)
         assert str(tmp_path) in str(pulse.error())
+
+
+def test_a_call_that_fails_because_the_head_is_gone_says_so(
+    one_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray's clean-up may meet the restarted head before anybody has noticed."""
+    monkeypatch.setattr(search.ray, "shutdown", lambda: None)
+    with Pulse({}, tmp_path) as pulse:
+        with pytest.raises(OSError, match="mine"), search.lost_head(pulse):
+            raise OSError("mine")
+        monkeypatch.setattr(pulse, "_head", "another")
+        with pytest.raises(ClusterLostError), search.lost_head(pulse):
+            raise OSError("WrongClusterID")
+        with pytest.raises(StorageError), search.lost_head(pulse):
+            raise StorageError("full")
+
+
+@pytest.mark.slow
+def test_a_question_without_an_answer_does_not_stop_the_watch(
+    one_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_session, "BEAT", 0.05)
+    monkeypatch.setattr(ray_session, "PATIENCE", 0.2)
+    asked, release = iter([lambda: None]), threading.Event()
+    with Pulse({"late": lambda: next(asked, release.wait)()}, tmp_path) as pulse:
+        pulse._over.wait(0.5)  # by now it waits for an answer
+        monkeypatch.setattr(ray_session, "takes_connections", lambda address: False)
+        pulse._over.wait(2.5)
+        with pytest.raises(HeadLost):
+            pulse.check()
+        release.set()

@@ -117,27 +117,32 @@ class HeadLost(BaseException):
 
 
 class Pulse:
-    """Asks the head a few questions again and again, in a thread of its own.
+    """Watches the head in one thread, and asks it a few questions again and again in another.
 
     Ray's own calls wait a minute for a head that is gone and then end the whole process; after a
-    restart of the head they end it at once. So nobody else asks, and before it asks, this looks
-    whether the head takes connections, and whether it is still the same one.
+    restart of the head they end it at once. So nobody else asks, nobody asks without a look
+    whether the head takes connections, and the thread that watches never waits for an answer.
     """
 
     def __init__(self, questions: dict[str, Callable[[], Any]], folder: Path) -> None:
         self.questions, self.folder = questions, folder
         self.address: str = ray.get_runtime_context().gcs_address
         self.answers = {name: ask() for name, ask in questions.items()}
-        self.lost = False
+        self.lost, self._seen = False, False
         self._head = head_id(self.address)
         self._fine, self._over = threading.Event(), threading.Event()
         self._fine.set()
-        self._thread = threading.Thread(target=self._beat, daemon=True, name="remasker-pulse")
+        self._threads = [
+            threading.Thread(target=loop, daemon=True, name="remasker-pulse")
+            for loop in (self._watch, self._ask)
+        ]
 
     def __enter__(self) -> Pulse:
         # A head behind a proxy (ray://) cannot be seen from here.
-        if takes_connections(self.address):
-            self._thread.start()
+        self._seen = takes_connections(self.address)
+        if self._seen:
+            for thread in self._threads:
+                thread.start()
         return self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -146,8 +151,9 @@ class Pulse:
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout=5)
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(timeout=5)
 
     def __getitem__(self, name: str) -> Any:
         return self.answers[name]
@@ -158,6 +164,12 @@ class Pulse:
         if self.lost:
             raise HeadLost
 
+    def gone(self) -> bool:
+        """Whether the head is lost; asked when a call of Ray has failed, maybe for that reason."""
+        self._fine.wait()
+        known = self._seen and self._head is not None
+        return self.lost or (known and not self._comes_back())
+
     def error(self) -> ClusterLostError:
         """What to say then."""
         return ClusterLostError(
@@ -166,11 +178,15 @@ class Pulse:
             "cluster again and continue with resume=True"
         )
 
-    def _beat(self) -> None:
-        while not self._over.wait(BEAT):
-            if takes_connections(self.address):
+    def _ask(self) -> None:
+        while not self._over.wait(BEAT) and not self.lost:
+            if self._fine.is_set() and takes_connections(self.address):
                 with contextlib.suppress(Exception):
                     self.answers = {name: ask() for name, ask in self.questions.items()}
+
+    def _watch(self) -> None:
+        while not self._over.wait(BEAT / 2):
+            if takes_connections(self.address):
                 continue
             self._fine.clear()
             self.lost = not self._comes_back()

@@ -31,7 +31,7 @@ from ray import tune
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 from ray.tune.stopper import Stopper
 
-from remasker.errors import InvalidConfigError
+from remasker.errors import InvalidConfigError, RemaskerError
 from remasker.memory import free_memory
 from tuning.affordable import Affordable, AffordableSampler, Budget
 from tuning.config import SearchConfig, StorageError
@@ -308,12 +308,17 @@ def storage_trouble(study: optuna.Study, searcher: JournalSearch, folder: Path) 
 
 @contextlib.contextmanager
 def lost_head(pulse: Pulse) -> Iterator[None]:
-    """A head that is gone becomes one error; Ray's own calls would end this process."""
+    """A head that is gone becomes one error, whichever of Ray's calls was the first to notice."""
     try:
         yield
     except HeadLost:
         ray.shutdown()
         raise pulse.error() from None
+    except Exception as error:
+        if isinstance(error, RemaskerError) or not pulse.gone():
+            raise
+        ray.shutdown()
+        raise pulse.error() from error
 
 
 def unwritable(folder: Path) -> StorageError | None:
