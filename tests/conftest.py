@@ -8,6 +8,16 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from threadpoolctl import threadpool_limits
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_threads() -> Iterator[None]:
+    """As the product trains: on a busy machine threads that wait for each other take minutes."""
+    torch.set_num_threads(1)
+    with threadpool_limits(limits=1):
+        yield
 
 
 @pytest.fixture(scope="session")
