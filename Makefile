@@ -11,7 +11,7 @@ demo: $(READY)  ## the main job on embedded data
 test: $(READY) check  ## everything CI runs
 	$(PYTHON) -m pytest
 
-fast: $(READY)  ## what you run while you work: under a minute
+fast: $(READY)  ## what you run while you work: a minute or two
 	$(PYTHON) -m pytest -m "not slow"
 
 check: $(READY)  ## style and types
