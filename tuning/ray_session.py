@@ -25,7 +25,6 @@ BEAT = 1.0
 PATIENCE = 15.0
 #: How long whoever waits for the cluster may take to notice that it is lost.
 NOTICE = 25.0
-
 #: How far Ray's workers give way to others.
 NICENESS = "RAY_worker_niceness"
 

@@ -23,6 +23,7 @@ from tuning.options import (
     markers,
     open_table,
     reading_options,
+    remember,
 )
 
 #: What a shell reports for a process ended by Ctrl-C.
@@ -237,7 +238,7 @@ def fit_from_run(run: Path, output: Path, data: Path | None = None) -> Path:
         )
     table = read_table(str(source), TextOptions(**(record.get("reading") or {})))
     imputer = reproduce(run, table.frame)
-    imputer.provenance_["file"] = {"name": Path(source).name, **table.memory}
+    remember(imputer, str(source), table)
     return imputer.save(output)
 
 
