@@ -70,15 +70,13 @@ def load(dataset: str) -> Any:
     from remasker import datasets
 
     if dataset == "repeated":
-        some = load("breast")
-        rows = np.random.default_rng(0).integers(120, size=600)
-        return datasets.Dataset(
-            name=dataset, table=some.table.iloc[rows, :8], target=some.target.iloc[rows], task=some.task
-        )
+        some, rows = load("breast"), np.random.default_rng(0).integers(120, size=600)
+        table, target = some.table.iloc[rows, :8], some.target.iloc[rows]
+        return datasets.Dataset(name=dataset, table=table, target=target, task=some.task)
     if dataset not in OUTSIDE:
         return datasets.load(dataset)
     found = getattr(bundled, OUTSIDE[dataset])(as_frame=True)
-    table = found.data.loc[:, found.data.nunique() > 1]
+    table = found.data.loc[:, found.data.std() > 0]
     return datasets.Dataset(name=dataset, table=table, target=found.target, task="classification")
 
 

@@ -8,13 +8,16 @@ experts every model leaves out a few cells, so that together they have seen all.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from joblib import Parallel, delayed
 from threadpoolctl import threadpool_limits
 
 from remasker.experts import fit_experts
@@ -24,8 +27,9 @@ from remasker.model import ModelConfig
 from remasker.table import EncodedTable
 from remasker.training import EpochReport, Member, Trainer, TrainingConfig
 
-#: Runs independent tasks, one after the other here; a cluster has a better way.
-Run = Callable[[Sequence[Callable[[], Any]]], list[Any]]
+Task = Callable[[], Any]
+#: Runs independent tasks: one after the other, in processes, on a cluster.
+Run = Callable[[Sequence[Task]], list[Any]]
 #: Models where the caller does not say how many.
 N_MEMBERS, N_FOLDS = 2, 3
 #: Rows × incomplete columns that all stacks of experts together learn from, where one is enough.
@@ -71,9 +75,9 @@ def make_plan(
 def make_trainer(
     table: EncodedTable,
     plan: Plan,
-    k: int,
     model_config: ModelConfig,
     training_config: TrainingConfig,
+    k: int,
     *,
     seed: int,
     device: str = "cpu",
@@ -90,11 +94,41 @@ def make_trainer(
     )
 
 
-def train(trainer: Trainer, tell: Callable[[EpochReport], None] = lambda report: None) -> Member:
+def train(trainer: Trainer, tell: Callable[[EpochReport], Any] = lambda report: None) -> Member:
     """Drain a trainer."""
     for report in trainer.epochs():
         tell(report)
     return trainer.member()
+
+
+def train_here(
+    trainers: Iterable[Trainer], tell: Callable[[int, EpochReport], None]
+) -> list[Member]:
+    """One after the other; Ctrl-C ends it with what there is by then."""
+    members: list[Member] = []
+    for k, trainer in enumerate(trainers):
+        try:
+            members.append(train(trainer, partial(tell, k)))
+        except KeyboardInterrupt:
+            if trainer.epoch == 0 and not members:
+                raise
+            warnings.warn(
+                f"interrupted after epoch {trainer.epoch} of {trainer.n_epochs}; "
+                "keeping the best state so far",
+                stacklevel=4,
+            )
+            if trainer.epoch:
+                members.append(trainer.member())
+            break
+    return members
+
+
+def train_apart(make: Callable[[int], Trainer], k: int, beats: Path | None = None) -> Member:
+    """Member `k` as a task for another process, where the file `beats` gets a byte per epoch."""
+    if beats is None:
+        return train(make(k))
+    with beats.open("wb", buffering=0) as file:
+        return train(make(k), lambda report: file.write(b"."))
 
 
 @contextlib.contextmanager
@@ -117,13 +151,43 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def one_by_one(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
+def alone(task: Task) -> Any:
+    """A task in a process that others have neighbours of: on one thread.
+
+    >>> alone(lambda: 1)
+    1
+    """
+    with one_thread():
+        return task()
+
+
+def one_by_one(tasks: Sequence[Task]) -> list[Any]:
     """The plain way to run tasks.
 
     >>> one_by_one([lambda: 1, lambda: 2])
     [1, 2]
     """
     return [task() for task in tasks]
+
+
+def side_by_side(n_jobs: int, tell: Callable[[int, int], None] = lambda done, total: None) -> Run:
+    """Run tasks in so many processes (1: in this one), and tell how many are done.
+
+    >>> side_by_side(1)([lambda: 1, lambda: 2])
+    [1, 2]
+    """
+
+    def run(tasks: Sequence[Task]) -> list[Any]:
+        results = []
+        tell(0, len(tasks))
+        # Arrays travel as they are: as memory maps they could not be written to.
+        parallel = Parallel(n_jobs=n_jobs, return_as="generator", max_nbytes=None)
+        for result in parallel(delayed(alone)(task) for task in tasks):
+            results.append(result)
+            tell(len(results), len(tasks))
+        return results
+
+    return run
 
 
 def n_stacks(table: EncodedTable, least: int = 1, most: int = 4) -> int:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
 import warnings
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -13,12 +12,13 @@ from typing import Any, Self
 
 import numpy as np
 import pandas as pd
-import torch
+from joblib import effective_n_jobs
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_feature_names_in, check_is_fitted
 
 from remasker.artifact import load_artifact, save_artifact
+from remasker.containers import as_frame, to_container
 from remasker.errors import (
     InvalidConfigError,
     InvalidTableError,
@@ -34,12 +34,15 @@ from remasker.fitting import (
     make_trainer,
     n_stacks,
     one_thread,
-    train,
+    side_by_side,
+    train_apart,
+    train_here,
 )
 from remasker.inference import Ensemble
 from remasker.model import ModelConfig
+from remasker.progress import FitProgress
 from remasker.table import EncodedTable, TableEncoder
-from remasker.training import EpochReport, Member, TrainingConfig
+from remasker.training import TrainingConfig, resolve_device
 
 PAPER = {
     "encoder_depth": 8,
@@ -120,6 +123,9 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
     keep_empty_features
         Whether columns without any observed cell in `fit` stay in the result (left missing).
     device : "auto", "cpu", "cuda", "mps"
+    n_jobs
+        Processes that train models and experts side by side; None is one, -1 as many as there are
+        cores. The result is the same.
     random_state
     verbose
         Show progress.
@@ -170,6 +176,7 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
         add_indicator: bool = False,
         keep_empty_features: bool = True,
         device: str = "auto",
+        n_jobs: int | None = None,
         random_state: int | np.random.RandomState | None = None,
         verbose: bool | int = False,
     ) -> None:
@@ -208,6 +215,7 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
         self.add_indicator = add_indicator
         self.keep_empty_features = keep_empty_features
         self.device = device
+        self.n_jobs = n_jobs
         self.random_state = random_state
         self.verbose = verbose
 
@@ -292,27 +300,28 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
         experts = self.experts is not None
         n_members = self.n_members or (N_FOLDS if experts else N_MEMBERS)
         plan = make_plan(table, n_members, self.validation_fraction, experts=experts, seed=seed)
-        members: list[Member] = []
-        with progress(bool(self.verbose), n_members) as tell:
-            for k in range(n_members if table.observed.any() else 0):
-                trainer = make_trainer(
-                    table, plan, k, model_config, training_config, seed=seed, device=device
-                )
-                try:
-                    members.append(train(trainer, partial(tell, k)))
-                except KeyboardInterrupt:
-                    if trainer.epoch == 0 and not members:
-                        raise
-                    warnings.warn(
-                        f"interrupted after epoch {trainer.epoch} of {trainer.n_epochs}; "
-                        "keeping the best state so far",
-                        stacklevel=3,
-                    )
-                    if trainer.epoch:
-                        members.append(trainer.member())
-                    break
-        stacks = n_stacks(table) if experts else 0
-        return make_ensemble(table, members, plan, n_experts=stacks, seed=seed, device=device)
+        n_jobs = effective_n_jobs(self.n_jobs) if device == "cpu" else 1
+        make = partial(
+            make_trainer, table, plan, model_config, training_config, seed=seed, device=device
+        )
+        numbers = range(n_members if table.observed.any() else 0)
+        with FitProgress(bool(self.verbose), n_members) as progress:
+            if n_jobs == 1:
+                members = train_here(map(make, numbers), progress.epoch)
+            else:
+                n_epochs = training_config.n_epochs(*table.values.shape)
+                with progress.beats(n_epochs) as beats:
+                    tasks = [partial(train_apart, make, k, beats[k]) for k in numbers]
+                    members = side_by_side(n_jobs)(tasks)
+            return make_ensemble(
+                table,
+                members,
+                plan,
+                n_experts=n_stacks(table) if experts else 0,
+                seed=seed,
+                device=device,
+                run=side_by_side(n_jobs, partial(progress.count, "experts")),
+            )
 
     # ------------------------------------------------------------------ imputing
 
@@ -488,7 +497,10 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
         check_is_fitted(self)
         settings = self.get_params(deep=False)
         # These live in the schema; a RandomState or a NaN has no place in JSON.
-        for name in ("kinds", "exclude", "bounds", "missing_values", "random_state", "verbose"):
+        for name in ("kinds", "exclude", "bounds", "missing_values", "random_state"):
+            del settings[name]
+        # And these were of one call.
+        for name in ("n_jobs", "verbose"):
             del settings[name]
         return save_artifact(
             path,
@@ -515,122 +527,3 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
         )
         imputer._install(encoder, ensemble, manifest["provenance"])
         return imputer
-
-
-# ---------------------------------------------------------------------- around the estimator
-
-
-def as_frame(X: Any) -> tuple[pd.DataFrame, str]:
-    """Any table as a DataFrame, and what it was: "pandas", "polars" or "numpy".
-
-    >>> as_frame([[1.0, 2.0]])[0].columns.tolist()
-    ['x0', 'x1']
-    """
-    if isinstance(X, pd.DataFrame):
-        return X, "pandas"
-    if type(X).__module__.startswith("polars"):
-        if not hasattr(X, "to_pandas") or not hasattr(X, "columns"):
-            raise InvalidTableError(
-                f"expected a polars DataFrame, got {type(X).__name__}; collect it"
-            )
-        return X.to_pandas(use_pyarrow_extension_array=True), "polars"
-    if hasattr(X, "toarray") and hasattr(X, "nnz"):
-        raise TypeError(
-            "sparse data was passed, but dense data is required; use X.toarray() to convert it"
-        )
-    array = np.asarray(X)
-    if array.ndim != 2:
-        raise InvalidTableError(
-            f"Expected 2D array, got {array.ndim}D array instead. Reshape your data either using "
-            "array.reshape(-1, 1) if it has a single feature or array.reshape(1, -1) if it has a "
-            "single row."
-        )
-    if array.dtype.kind == "c":
-        raise InvalidTableError("Complex data not supported: pass real numbers")
-    frame = pd.DataFrame(array, columns=[f"x{j}" for j in range(array.shape[1])])
-    return (frame.infer_objects() if array.dtype.kind == "O" else frame), "numpy"
-
-
-def to_container(
-    completed: pd.DataFrame, container: str, like: Any, ignored: Collection[Hashable] = ()
-) -> Any:
-    """The inverse of `as_frame`; `ignored` columns have no gaps filled.
-
-    >>> to_container(pd.DataFrame({"x0": [1.0]}), "numpy", [[1.0]])
-    array([[1.]])
-    """
-    if container == "pandas":
-        return completed
-    if container == "polars":
-        import polars
-
-        # What polars and Arrow hold but we do not model (structs, objects) never leaves polars.
-        filled = [name for name in completed.columns if name not in ignored]
-        result = polars.from_pandas(completed[filled])
-        schema = {name: dtype for name, dtype in like.schema.items() if name in result.columns}
-        result = result.cast(schema)
-        return polars.DataFrame(
-            [result[name] if name in result.columns else like[name] for name in completed.columns]
-        )
-    dtype = np.asarray(like).dtype
-    return completed.to_numpy(dtype=dtype if dtype.kind in "fiuO" else None)
-
-
-def resolve_device(device: str) -> str:
-    """ "auto" -> the fastest device at hand.
-
-    CUDA (with bf16 autocast) and MPS follow PyTorch's documentation; the machines on which this
-    library is tested have neither.
-
-    >>> resolve_device("cpu")
-    'cpu'
-    """
-    if device != "auto":
-        return device
-    if torch.cuda.is_available():
-        return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"
-
-
-class progress:
-    """A bar on a terminal, nothing elsewhere: ``with progress(True, 1) as tell: tell(0, report)``.
-
-    >>> with progress(False, 1) as tell:
-    ...     tell(0, None)
-    """
-
-    def __init__(self, shown: bool, n_members: int) -> None:
-        self.shown = shown
-        self.n_members = n_members
-        self._bar: Any = None
-
-    def __enter__(self) -> Callable[[int, EpochReport], None]:
-        if not self.shown:
-            return lambda member, report: None
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("epoch {task.completed}/{task.total}"),
-            TimeRemainingColumn(),
-            console=Console(file=sys.stderr),
-        )
-        self._bar.start()
-        tasks: dict[int, Any] = {}
-
-        def tell(member: int, report: EpochReport) -> None:
-            if member not in tasks:
-                tasks[member] = self._bar.add_task("fitting", total=report.n_epochs)
-            error = "" if report.error is None else f", held-out error {report.error:.3f}"
-            which = f" model {member + 1} of {self.n_members}" if self.n_members > 1 else ""
-            self._bar.update(
-                tasks[member], completed=report.epoch, description=f"fitting{which}{error}"
-            )
-
-        return tell
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 
 import numpy as np
@@ -15,6 +16,7 @@ from threadpoolctl import threadpool_limits
 @pytest.fixture(scope="session", autouse=True)
 def no_threads() -> Iterator[None]:
     """As the product trains: on a busy machine threads that wait for each other take minutes."""
+    os.environ["LOKY_MAX_CPU_COUNT"] = "1"  # "-1" jobs is one: starting others takes seconds
     torch.set_num_threads(1)
     with threadpool_limits(limits=1):
         yield

@@ -371,3 +371,11 @@ def test_draws_and_intervals_follow_the_experts(with_experts, table):
 def test_same_seed_same_experts(with_experts, table):
     again = clone(with_experts).fit(table)
     pd.testing.assert_frame_equal(again.transform(table), with_experts.transform(table))
+
+
+@pytest.mark.slow
+def test_processes_side_by_side_change_nothing_but_the_time(with_experts, table, tmp_path):
+    several = clone(with_experts).set_params(n_jobs=2, verbose=True).fit(table)
+    pd.testing.assert_frame_equal(several.transform(table), with_experts.transform(table))
+    # What one call was given is no property of the model.
+    assert ReMaskerImputer.load(several.save(tmp_path / "model")).n_jobs is None

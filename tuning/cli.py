@@ -161,6 +161,12 @@ def _add_fit(commands: Any) -> None:
     model.add_argument("--epochs", type=int, help="passes over the rows (default: by table size)")
     model.add_argument("--width", type=int, help="width of the Transformer")
     model.add_argument("--members", type=int, help="models to average")
+    model.add_argument(
+        "--jobs",
+        type=int,
+        default=-1,
+        help="processes that train side by side (default: -1, one per core); same result",
+    )
     model.add_argument("--seed", type=int, default=0, help="same seed, same model (default: 0)")
     model.add_argument(
         "--set",
@@ -208,6 +214,7 @@ def estimator_settings(args: argparse.Namespace) -> dict[str, Any]:
     settings: dict[str, Any] = {
         **column_options(args),
         "random_state": args.seed,
+        "n_jobs": args.jobs,
         "verbose": sys.stderr.isatty(),
     }
     for name, value in (
@@ -218,7 +225,8 @@ def estimator_settings(args: argparse.Namespace) -> dict[str, Any]:
         if value is not None:
             settings[name] = value
     own = {"kinds": "--kinds", "exclude": "--exclude", "bounds": "--bounds"}
-    own |= {"missing_values": "--na", "random_state": "--seed", "n_members": "--members"}
+    own |= {"missing_values": "--na", "random_state": "--seed"}
+    own |= {"n_members": "--members", "n_jobs": "--jobs"}
     for name, text in pairs("--set", args.set).items():
         if name in own:
             raise InvalidConfigError(f"--set {name}: use {own[name]}")

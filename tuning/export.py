@@ -29,9 +29,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from remasker.containers import as_frame
 from remasker.errors import ArtifactError, InvalidTableError
 from remasker.fitting import one_thread
-from remasker.imputer import ReMaskerImputer, as_frame
+from remasker.imputer import ReMaskerImputer
 from remasker.inference import Ensemble, normal_residuals
 from remasker.table import EncodedTable, TableEncoder
 from remasker.training import Member, Trainer

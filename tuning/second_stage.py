@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,13 +24,14 @@ import ray
 from remasker.expert_models import ExpertsConfig
 from remasker.fitting import (
     Run,
+    Task,
+    alone,
     make_ensemble,
     make_plan,
     make_trainer,
     n_stacks,
     one_by_one,
-    one_thread,
-    train,
+    train_apart,
 )
 from remasker.inference import Ensemble
 from remasker.table import EncodedTable
@@ -68,7 +69,16 @@ class SecondStage:
 def two_stages(table: EncodedTable, winner: Member, device: str, run: Run = one_by_one) -> Ensemble:
     """The winner's configuration on folds of rows, and experts on top; decided by its seed."""
     plan = make_plan(table, FOLDS, CALIBRATION, experts=True, seed=winner.seed)
-    tasks = [partial(_train, table, plan, k, winner, device) for k in range(len(plan))]
+    make = partial(
+        make_trainer,
+        table,
+        plan,
+        winner.model_config,
+        winner.training_config,
+        seed=winner.seed,
+        device=device,
+    )
+    tasks = [partial(train_apart, make, k) for k in range(len(plan))]
     return make_ensemble(
         table,
         run(tasks),
@@ -78,19 +88,6 @@ def two_stages(table: EncodedTable, winner: Member, device: str, run: Run = one_
         device=device,
         run=run,
     )
-
-
-def _train(table: EncodedTable, plan: Any, k: int, winner: Member, device: str) -> Member:
-    trainer = make_trainer(
-        table,
-        plan,
-        k,
-        winner.model_config,
-        winner.training_config,
-        seed=winner.seed,
-        device=device,
-    )
-    return train(trainer)
 
 
 def seconds_needed(
@@ -153,14 +150,10 @@ def add_experts(
 def on_ray(config: SearchConfig) -> Run:
     """Tasks side by side on the cluster, each on one thread."""
 
-    def call(task: Callable[[], Any]) -> Any:
-        with one_thread():
-            return task()
-
-    def run(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
+    def run(tasks: Sequence[Task]) -> list[Any]:
         remote = ray.remote(
             num_cpus=config.cpus_per_trial, num_gpus=config.gpus_per_trial, max_retries=3
-        )(call)
+        )(alone)
         results: list[Any] = ray.get([remote.remote(task) for task in tasks])
         return results
 
