@@ -11,7 +11,7 @@ demo: $(READY)  ## the main job on embedded data
 test: $(READY) check  ## everything CI runs
 	$(PYTHON) -m pytest
 
-fast: $(READY)  ## what you run while you work: a minute or two
+fast: $(READY)  ## what you run while you work: about a minute, no Ray
 	$(PYTHON) -m pytest -m "not slow"
 
 check: $(READY)  ## style and types

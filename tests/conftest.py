@@ -16,9 +16,25 @@ from threadpoolctl import threadpool_limits
 @pytest.fixture(scope="session", autouse=True)
 def no_threads() -> Iterator[None]:
     """As the product trains: on a busy machine threads that wait for each other take minutes."""
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - its name in Ray
     os.environ["LOKY_MAX_CPU_COUNT"] = "1"  # "-1" jobs is one: starting others takes seconds
     torch.set_num_threads(1)
     with threadpool_limits(limits=1):
+        yield
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whoever needs Ray waits for its start: that is slow."""
+    for item in items:
+        if "one_ray" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="module")
+def one_stack() -> Iterator[None]:
+    """Small tables get several stacks of experts; one shows all but their average."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("remasker.fitting.STACK_WORK", 0)
         yield
 
 

@@ -11,6 +11,7 @@ ROOT = Path(__file__).parent.parent
 ALLOWED = {
     "errors": set(),
     "columns": {"errors"},
+    "containers": {"errors"},
     "table": {"columns", "errors"},
     "cells": {"errors"},
     "delimited": {"cells", "columns", "errors"},
@@ -22,6 +23,7 @@ ALLOWED = {
     "model": {"errors", "kernels"},
     "memory": {"errors", "kernels", "model"},
     "training": {"errors", "masking", "memory", "model", "optimizer", "table"},
+    "progress": {"training"},
     "expert_models": {"errors"},
     "stacking": set(),
     "experts": {"errors", "expert_models", "stacking", "table"},
@@ -29,7 +31,8 @@ ALLOWED = {
     "artifact": {"errors", "experts", "inference", "model", "table", "training"},
     "fitting": {"experts", "holdout", "inference", "model", "table", "training"},
     "imputer": {
-        "artifact", "errors", "fitting", "inference", "model", "table", "training",
+        "artifact", "containers", "errors", "fitting", "inference", "model", "progress", "table",
+        "training",
     },
     "stream": {"delimited", "errors", "files", "imputer"},
     "metrics": {"errors"},

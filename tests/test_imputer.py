@@ -331,7 +331,7 @@ def test_import_is_light():
 
 
 @pytest.fixture(scope="module")
-def with_experts(table):
+def with_experts(table, one_stack):
     return ReMaskerImputer(**{**TINY, "experts": "auto", "n_members": None}).fit(table)
 
 

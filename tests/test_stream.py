@@ -59,7 +59,7 @@ def imputer() -> ReMaskerImputer:
 
 
 @pytest.fixture(scope="module")
-def stacked() -> ReMaskerImputer:
+def stacked(one_stack: None) -> ReMaskerImputer:
     table = make(40).select(["double", "float", "colour"])
     return ReMaskerImputer(random_state=0, **TINY).fit(from_arrow(table))
 

@@ -50,7 +50,7 @@ LEAST_STACKS, MOST_STACKS = 2, 6
 #: Cells of each fold that calibrate intervals and draws.
 CALIBRATION = 0.2
 #: Of one stack, per row and incomplete column.
-EXPERT_SECONDS = 3.5e-3
+EXPERT_SECONDS = 2.5e-3
 
 
 @dataclass(frozen=True, kw_only=True)
