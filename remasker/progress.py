@@ -65,11 +65,13 @@ class FitProgress:
             files = [Path(folder) / str(k) for k in range(self.n_models)]
 
             def watch() -> None:
-                while not ended.wait(0.3):
+                over = False
+                while not over:
+                    over = ended.wait(0.3)
                     for k, file in enumerate(files):
-                        if file.exists():
-                            said = f"fitting model {k + 1} of {self.n_models}"
-                            self._show(k, said, "epoch", file.stat().st_size, n_epochs)
+                        done = file.stat().st_size if file.exists() else 0
+                        said = f"fitting model {k + 1} of {self.n_models}"
+                        self._show(k, said, "epoch", done, n_epochs)
 
             watcher = threading.Thread(target=watch, daemon=True)
             watcher.start()
