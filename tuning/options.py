@@ -179,6 +179,7 @@ def literal(text: str) -> Any:
     >>> [literal(text) for text in ("3", "0.1", "true", "none", "all")]
     [3, 0.1, True, None, 'all']
     """
+    text = text.strip()
     words = {"true": True, "false": False, "none": None}
     if text.lower() in words:
         return words[text.lower()]

@@ -20,6 +20,7 @@ from tuning.options import (
     add_column_options,
     add_reading_options,
     column_options,
+    literal,
     markers,
     open_table,
     reading_options,
@@ -255,18 +256,9 @@ def parse_space(words: list[str]) -> dict[str, Any]:
             raise InvalidConfigError(f"--space: expected NAME=VALUES, got {word!r}")
         if ".." in value:
             low, _, high = value.partition("..")
-            space[name.strip()] = (_value(low), _value(high))
+            space[name.strip()] = (literal(low), literal(high))
         elif "," in value:
-            space[name.strip()] = [_value(part) for part in value.split(",")]
+            space[name.strip()] = [literal(part) for part in value.split(",")]
         else:
-            space[name.strip()] = _value(value)
+            space[name.strip()] = literal(value)
     return space
-
-
-def _value(text: str) -> Any:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text.strip()
