@@ -84,6 +84,8 @@ def below_experts(config: TrainingConfig, plan: Plan) -> TrainingConfig:
     >>> plan = make_plan(table, 3, 0.1, experts=True, seed=0)
     >>> TrainingConfig().n_epochs(400, 8), below_experts(TrainingConfig(), plan).epochs
     (128, 64)
+    >>> below_experts(TrainingConfig(epochs=7), plan).epochs
+    7
     """
     if plan.folds is None or config.epochs is not None:
         return config
