@@ -175,7 +175,7 @@ def one_thread() -> Iterator[None]:
 
 
 def alone(task: Task) -> Any:
-    """A task in a process that others have neighbours of: on one thread.
+    """A task that has others beside it: on one thread.
 
     >>> alone(lambda: 1)
     1
