@@ -9,6 +9,7 @@ from remasker.errors import (
     ArtifactError,
     InvalidConfigError,
     InvalidTableError,
+    ProcessLostError,
     RemaskerError,
     TrainingDivergedError,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "ArtifactError",
     "InvalidConfigError",
     "InvalidTableError",
+    "ProcessLostError",
     "ReMaskerImputer",
     "RemaskerError",
     "TrainingDivergedError",

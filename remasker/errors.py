@@ -30,6 +30,10 @@ class TrainingDivergedError(RemaskerError):
     """The loss became infinite or undefined."""
 
 
+class ProcessLostError(RemaskerError):
+    """A process that trained was ended from outside."""
+
+
 def nearest(name: object, options: Iterable[object]) -> str:
     """The end of an error message that offers the option most like `name`, if any is.
 

@@ -349,7 +349,8 @@ def fit_experts(
                 fitted.get(j, {}),
             )
             stacks.append(stack)
-            fitted[j] = models
+            if r + 1 < n_rounds:
+                fitted[j] = models
             judged.append(record)
             lesson.own = unseen
             if not table.n_categories[j]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ import torch
 from joblib import Parallel, delayed
 from threadpoolctl import threadpool_limits
 
+from remasker.errors import ProcessLostError
 from remasker.experts import fit_experts
 from remasker.holdout import hold_out
 from remasker.inference import Ensemble, normal_residuals
@@ -205,9 +207,15 @@ def side_by_side(n_jobs: int, tell: Callable[[int, int], None] = lambda done, to
         tell(0, len(tasks))
         # Arrays travel as they are: as memory maps they could not be written to.
         parallel = Parallel(n_jobs=n_jobs, return_as="generator", max_nbytes=None)
-        for result in parallel(delayed(alone)(task) for task in tasks):
-            results.append(result)
-            tell(len(results), len(tasks))
+        try:
+            for result in parallel(delayed(alone)(task) for task in tasks):
+                results.append(result)
+                tell(len(results), len(tasks))
+        except BrokenProcessPool as error:
+            raise ProcessLostError(
+                f"one of {n_jobs} processes was ended from outside, perhaps for want of memory; "
+                "fit again with fewer (n_jobs=1, or --jobs 1)"
+            ) from error
         return results
 
     return run

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Self
 
@@ -276,6 +277,10 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
         check_number("validation_fraction", self.validation_fraction, 0.0, 0.5)
         if self.n_members is not None:
             check_integer("n_members", self.n_members, 1)
+        if self.n_jobs is not None and (not isinstance(self.n_jobs, Integral) or not self.n_jobs):
+            raise InvalidConfigError(
+                f"n_jobs: expected a number of processes, -1 for one per core, got {self.n_jobs!r}"
+            )
         if self.experts is not None:
             check_choice("experts", self.experts, ("auto",))
         check_choice("device", str(self.device).split(":")[0], ("auto", "cpu", "cuda", "mps"))

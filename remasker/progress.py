@@ -6,7 +6,7 @@ import contextlib
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -53,13 +53,15 @@ class FitProgress:
 
     def epoch(self, model: int, report: EpochReport) -> None:
         """One model is so far."""
-        which = f" model {model + 1} of {self.n_models}" if self.n_models > 1 else ""
         error = "" if report.error is None else f", held-out error {report.error:.3f}"
-        self._show(model, f"fitting{which}{error}", "epoch", report.epoch, report.n_epochs)
+        self._show(model, self._fitting(model) + error, "epoch", report.epoch, report.n_epochs)
 
     @contextlib.contextmanager
-    def beats(self, n_epochs: int) -> Iterator[list[Path]]:
+    def beats(self, n_epochs: int) -> Iterator[Sequence[Path | None]]:
         """A file per model that another process adds a byte to with every epoch, watched."""
+        if self._bars is None:
+            yield [None] * self.n_models
+            return
         ended = threading.Event()
         with tempfile.TemporaryDirectory(prefix="remasker-") as folder:
             files = [Path(folder) / str(k) for k in range(self.n_models)]
@@ -70,8 +72,7 @@ class FitProgress:
                     over = ended.wait(0.3)
                     for k, file in enumerate(files):
                         done = file.stat().st_size if file.exists() else 0
-                        said = f"fitting model {k + 1} of {self.n_models}"
-                        self._show(k, said, "epoch", done, n_epochs)
+                        self._show(k, self._fitting(k), "epoch", done, n_epochs)
 
             watcher = threading.Thread(target=watch, daemon=True)
             watcher.start()
@@ -84,6 +85,9 @@ class FitProgress:
     def count(self, what: str, done: int, total: int) -> None:
         """So many of some parts are done."""
         self._show(what, f"fitting {what}", "done", done, total)
+
+    def _fitting(self, model: int) -> str:
+        return f"fitting model {model + 1} of {self.n_models}" if self.n_models > 1 else "fitting"
 
     def _show(self, key: object, said: str, unit: str, done: int, total: int) -> None:
         if self._bars is None:

@@ -14,10 +14,13 @@ from threadpoolctl import threadpool_limits
 
 
 @pytest.fixture(scope="session", autouse=True)
-def no_threads() -> Iterator[None]:
-    """As the product trains: on a busy machine threads that wait for each other take minutes."""
+def one_core() -> Iterator[None]:
+    """As the product trains: on a busy machine threads that wait for each other take minutes.
+
+    Nor do Ray's workers wait for others, and "all cores" is one: starting processes takes seconds.
+    """
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - its name in Ray
-    os.environ["LOKY_MAX_CPU_COUNT"] = "1"  # "-1" jobs is one: starting others takes seconds
+    os.environ["LOKY_MAX_CPU_COUNT"] = "1"
     torch.set_num_threads(1)
     with threadpool_limits(limits=1):
         yield

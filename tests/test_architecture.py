@@ -29,7 +29,7 @@ ALLOWED = {
     "experts": {"errors", "expert_models", "stacking", "table"},
     "inference": {"experts", "model", "table", "training"},
     "artifact": {"errors", "experts", "inference", "model", "table", "training"},
-    "fitting": {"experts", "holdout", "inference", "model", "table", "training"},
+    "fitting": {"errors", "experts", "holdout", "inference", "model", "table", "training"},
     "imputer": {
         "artifact", "containers", "errors", "fitting", "inference", "model", "progress", "table",
         "training",

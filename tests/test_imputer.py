@@ -1,4 +1,6 @@
 import inspect
+import os
+import signal
 import subprocess
 import sys
 import warnings
@@ -15,7 +17,8 @@ from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
-from remasker import InvalidConfigError, InvalidTableError, ReMaskerImputer
+from remasker import InvalidConfigError, InvalidTableError, ProcessLostError, ReMaskerImputer
+from remasker.fitting import side_by_side
 from remasker.model import ModelConfig
 from remasker.training import TrainingConfig
 
@@ -286,6 +289,8 @@ def test_indicators_and_empty_columns(table):
         ({"validation_fraction": 0.9}, "validation_fraction: expected a number from 0.0 to 0.5"),
         ({"output": "shared_tanh"}, "output 'shared_tanh' needs scaling 'minmax', got 'standard'"),
         ({"device": "gpu"}, "device: expected one of 'auto', 'cpu', 'cuda', 'mps', got 'gpu'"),
+        ({"n_jobs": 0}, "n_jobs: expected a number of processes, -1 for one per core, got 0"),
+        ({"n_jobs": "all"}, "n_jobs: expected a number of processes"),
         ({"exclude": ["X"]}, "exclude names column 'X', which the table does not have"),
     ],
 )
@@ -374,8 +379,21 @@ def test_same_seed_same_experts(with_experts, table):
 
 
 @pytest.mark.slow
-def test_processes_side_by_side_change_nothing_but_the_time(with_experts, table, tmp_path):
+def test_processes_side_by_side_change_nothing_but_the_time(
+    with_experts, table, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("remasker.fitting.train", None)  # of this process: nobody trains here
     several = clone(with_experts).set_params(n_jobs=2, verbose=True).fit(table)
     pd.testing.assert_frame_equal(several.transform(table), with_experts.transform(table))
     # What one call was given is no property of the model.
     assert ReMaskerImputer.load(several.save(tmp_path / "model")).n_jobs is None
+
+
+@pytest.mark.slow
+def test_a_killed_process_is_one_sentence():
+    def end() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(ProcessLostError, match=r"was ended from outside.*--jobs 1"):
+        side_by_side(2)([end, int])
+    assert side_by_side(2)([int, int]) == [0, 0]  # the next call has processes again

@@ -224,9 +224,15 @@ def estimator_settings(args: argparse.Namespace) -> dict[str, Any]:
     ):
         if value is not None:
             settings[name] = value
-    own = {"kinds": "--kinds", "exclude": "--exclude", "bounds": "--bounds"}
-    own |= {"missing_values": "--na", "random_state": "--seed"}
-    own |= {"n_members": "--members", "n_jobs": "--jobs"}
+    own = {
+        "kinds": "--kinds",
+        "exclude": "--exclude",
+        "bounds": "--bounds",
+        "missing_values": "--na",
+        "random_state": "--seed",
+        "n_members": "--members",
+        "n_jobs": "--jobs",
+    }
     for name, text in pairs("--set", args.set).items():
         if name in own:
             raise InvalidConfigError(f"--set {name}: use {own[name]}")
