@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from remasker.fitting import one_thread
 from remasker.model import ModelConfig
 from remasker.table import EncodedTable
 from remasker.training import Trainer, TrainingConfig
@@ -71,15 +72,16 @@ def products(shape: tuple[int, int, int], tokens: tuple[int, int], ratio: float)
             def step(x: torch.Tensor = x, w: torch.Tensor = w, g: torch.Tensor = g) -> None:
                 _ = x @ w, g @ w.T, x.T @ g
 
-            total += depth * quartiles(clock(step, 60))[1]
+            total += depth * quartiles(clock(step, 12))[1]
     return total
 
 
-def steps(columns: tuple[int, ...], batches: tuple[int, ...]) -> None:
+def steps(columns: tuple[int, ...], batches: tuple[int, ...], rounds: int = 9) -> None:
     """Products ÷ step and fast ÷ plain for each shape."""
-    print("training step, MLP ratio 4; low | median | high of CPU ms")
+    print("training step, MLP ratio 4; low | median | high of CPU ms, and of the share of products")
     print(
-        f"{'shape':>10} {'cols':>4} {'batch':>5}  {'step':>22}  products÷step  plain÷fast  rows/s"
+        f"{'shape':>10} {'cols':>4} {'batch':>5}  {'step':>22}  {'products÷step':>18}  "
+        "plain÷fast  rows/s"
     )
     for n_columns in columns:
         for batch in batches:
@@ -98,16 +100,19 @@ def steps(columns: tuple[int, ...], batches: tuple[int, ...]) -> None:
                 for fast, trainer in trainers.items():
                     trainer.model.fast = fast
                 epochs = {fast: trainer.epochs() for fast, trainer in trainers.items()}
-                for _ in range(5):  # interleaved: a disturbance hits both
+                seen = int(batch * (1 + 0.8 * 0.5 * n_columns)), batch * (1 + n_columns)
+                shares = []
+                for _ in range(rounds):  # interleaved: a disturbance hits all
                     for fast, own in epochs.items():
                         times[fast] += [t / 8 for t in clock(partial(next, own), 1)]
+                    shares.append(products(shape, seen, 4.0) / times[True][-1])
                 low, middle, high = quartiles(times[True][1:])
-                seen = int(batch * (1 + 0.8 * 0.5 * n_columns)), batch * (1 + n_columns)
-                share = products(shape, seen, 4.0) / middle
+                share = quartiles(shares[1:])
                 gain = quartiles(times[False][1:])[1] / middle
                 print(
                     f"{shape!s:>10} {n_columns:>4} {batch:>5}  "
-                    f"{low * 1e3:6.1f} |{middle * 1e3:6.1f} |{high * 1e3:6.1f}  {share:>13.2f}  "
+                    f"{low * 1e3:6.1f} |{middle * 1e3:6.1f} |{high * 1e3:6.1f}  "
+                    f"{share[0]:.2f} | {share[1]:.2f} | {share[2]:.2f}  "
                     f"{gain:>10.2f}  {batch / middle:>6.0f}",
                     flush=True,
                 )
@@ -271,7 +276,12 @@ def main() -> None:
     parser.add_argument("--scale", action="store_true")
     parser.add_argument("--point", nargs=2, type=int, metavar=("ROWS", "COLUMNS"))
     args = parser.parse_args()
-    torch.set_num_threads(1)
+    with one_thread():
+        run(args)
+
+
+def run(args: argparse.Namespace) -> None:
+    """What the command line asks for."""
     if args.point:
         point(*args.point)
     elif args.scale:

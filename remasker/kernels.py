@@ -1,92 +1,108 @@
 """The Transformer blocks of `remasker.model`, written for short rows on one CPU core.
 
 A row has as many tokens as the table has columns: tens, not thousands. At that size PyTorch spends
-most of a training step between its operations rather than in them. Measured against the plain
-blocks, which the tests keep as the truth (`python -m benchmarks.speed`), four things pay:
+most of a training step between its operations rather than in them. Here a block is one compiled
+function forward and one backward, in which matrix products are most of the work. Measured against
+the plain blocks, which the tests keep as the truth (`python -m benchmarks.speed`), these pay:
 
 1. one autograd node for a whole stack of blocks, its backward written out, weight gradients added
    straight to ``p.grad``;
-2. attention as explicit batched products with the scores laid out key × query: the softmax then
-   runs over the middle dimension, which costs half of one over a short last dimension;
-3. token-wise layers that see only the tokens that exist, packed as T × w; attention alone pads;
-4. no module or parameter look-ups inside the step.
+2. only the tokens that exist, packed as T × w: a row's tokens lie together, and nothing is padded;
+3. attention by tiles of eight rows of about equal length, a row in each lane; the scores of a row
+   are never kept, so that hundreds of columns need no more memory than few;
+4. GELU and its slope in one pass, the normal distribution from a polynomial.
 
-With hundreds of columns the scores of point 2, a square of tokens for every row and head, would
-fill the memory: long rows take PyTorch's own attention, which never holds them all. Measured at 500
-columns, 64 rows and the default model: 350 MB instead of 1,590, 2.5 s instead of 4.0.
-
-Shapes: B rows, C tokens per row, T packed tokens, L padded tokens per row, H heads, D = w / H.
+Shapes: B rows, T packed tokens, H heads, D = w / H.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import scipy.linalg  # noqa: F401  # the library of matrix products that numba calls
 import torch
 from torch import Tensor, nn
 
-_layer_norm = torch.native_layer_norm
-_layer_norm_backward = torch.ops.aten.native_layer_norm_backward
-_softmax_backward = torch.ops.aten._softmax_backward_data
-_gelu_backward = torch.ops.aten.gelu_backward
-_attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_attend_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-EPSILON = 1e-5
-#: Batched products of smaller matrices than this take a path that is three times slower.
-MIN_LENGTH = 8
-#: From here on the scores of a row are more than its tokens, and not worth keeping.
-LONG_LENGTH = 128
+from remasker.lanes import (
+    compiled,
+    exp_falling,
+    gather_tile,
+    larger,
+    load,
+    scatter_tile,
+    store,
+    zeros,
+)
+
+ZERO, ONE, HALF = np.float32(0), np.float32(1), np.float32(0.5)
+EPSILON = np.float32(1e-5)
+#: A score that leaves nothing.
+NEVER = np.float32(-1e30)
+#: Abramowitz and Stegun 7.1.26: the normal distribution to 1e-7, from its density.
+NORMAL_RATE = np.float32(0.3275911 / np.sqrt(2))
+NORMAL = tuple(
+    np.float32(a) for a in (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
+)
+DENSITY = np.float32(1 / np.sqrt(2 * np.pi))
 
 
 class Packing:
-    """Where the packed tokens of a batch sit among all tokens and in the padded attention.
+    """Where the packed tokens of a batch sit among all its tokens.
 
     >>> present = torch.tensor([[True, False], [True, True]])
-    >>> Packing(present, n_heads=1).keep.tolist()
-    [0, 2, 3]
+    >>> packing = Packing(present, n_heads=1)
+    >>> packing.keep.tolist(), packing.starts.tolist()
+    ([0, 2, 3], [0, 1, 3])
     """
 
-    def __init__(self, present: Tensor, n_heads: int, dtype: torch.dtype = torch.float32) -> None:
-        n_rows, n_tokens = present.shape
-        self.n_rows, self.n_heads = n_rows, n_heads
-        #: packed token -> its place among all B × C
-        self.keep = present.reshape(-1).nonzero().squeeze(1)
-        n_packed = self.keep.numel()
-        place = present.cumsum(1) - 1
-        length = max(int(place[:, -1].max()) + 1, MIN_LENGTH)
-        self.length = length
-        self.long = length >= LONG_LENGTH
-        row = torch.div(self.keep, n_tokens, rounding_mode="floor")
-        place = place.reshape(-1)[self.keep]
+    def __init__(self, present: Tensor, n_heads: int) -> None:
+        keep, spread, starts, longest = pack(present.numpy())
+        #: packed token -> its place among all tokens
+        self.keep = torch.from_numpy(keep)
         #: any token -> its packed place, T where there is none
-        self.spread = torch.full((n_rows * n_tokens,), n_packed)
-        self.spread[self.keep] = torch.arange(n_packed)
-        padded = torch.full((n_rows * length,), n_packed)
-        padded[row * length + place] = torch.arange(n_packed)
-        head, part = torch.arange(n_heads), torch.arange(3)
-        by_head = head.view(1, n_heads, 1)
-        #: padded place of each head -> packed; padding reads row T, which the caller keeps at zero
-        self.gradient_in = (padded.view(n_rows, 1, length) * n_heads + by_head).reshape(-1)
-        self.mask: Tensor | None = None
-        if n_packed < n_rows * length:
-            empty = padded == n_packed
-            # Padding reads token 0: it is masked as a key and never read back as a query.
-            padded = padded.masked_fill(empty, 0)
-            bias = torch.zeros(n_rows * length, dtype=dtype).masked_fill_(empty, float("-inf"))
-            if self.long:
-                self.mask = bias.view(n_rows, 1, 1, length)
-            else:
-                bias = bias.view(n_rows, 1, length, 1).expand(n_rows, n_heads, length, length)
-                self.mask = bias.reshape(n_rows * n_heads, length, length)
-        #: padded place of each of q, k, v and head -> packed
-        self.split = (
-            (padded.view(1, n_rows, 1, length) * 3 + part.view(3, 1, 1, 1)) * n_heads + by_head
-        ).reshape(-1)
-        back = (row[:, None] * n_heads + head) * length + place[:, None]
-        #: packed token and head -> padded place, for one and for all three of q, k, v
-        self.merge = back.reshape(-1)
-        size = n_rows * n_heads * length
-        self.merge_all = (part.view(1, 3, 1) * size + back[:, None, :]).reshape(-1)
+        self.spread = torch.from_numpy(spread)
+        #: row -> its first packed token; one entry more than rows
+        self.starts = starts
+        #: What the blocks ask for: heads, first tokens, rows by length (equal ones share a tile),
+        #: and the longest length.
+        self.rows = n_heads, starts, np.argsort(np.diff(starts), kind="stable"), longest
+
+
+class Weights:
+    """The parameters of a block and their gradients as arrays that share their memory.
+
+    >>> weights = Weights([nn.Parameter(torch.ones(2))])
+    >>> weights.gradients()[0][:] = 3
+    >>> weights.parameters[0].grad.tolist()
+    [3.0, 3.0]
+    """
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.parameters = parameters
+        self._values: tuple[np.ndarray, ...] = ()
+        self._gradients: tuple[np.ndarray, ...] = ()
+        self._at: tuple[list[int], list[int]] = [], []
+
+    def values(self) -> tuple[np.ndarray, ...]:
+        """The parameters; made anew only where an optimizer or a device has moved them."""
+        at = [p.data_ptr() for p in self.parameters]
+        if at != self._at[0]:
+            self._values = tuple(p.detach().numpy() for p in self.parameters)
+            self._at = at, self._at[1]
+        return self._values
+
+    def gradients(self) -> tuple[np.ndarray, ...]:
+        """The gradients, zero where there is none yet."""
+        at = [0 if p.grad is None else p.grad.data_ptr() for p in self.parameters]
+        if at != self._at[1] or 0 in at:
+            for p in self.parameters:
+                if p.grad is None:
+                    p.grad = torch.zeros_like(p)
+            found = [p.grad for p in self.parameters if p.grad is not None]
+            self._gradients = tuple(gradient.numpy() for gradient in found)
+            self._at = self._at[0], [gradient.data_ptr() for gradient in found]
+        return self._gradients
 
 
 class Stack(torch.autograd.Function):
@@ -96,122 +112,426 @@ class Stack(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, tokens: Tensor, blocks: list[list[nn.Parameter]], at: Packing) -> Tensor:
+    def forward(ctx: Any, tokens: Tensor, blocks: list[Weights], at: Packing) -> Tensor:
         """Run the blocks, keeping what the backward pass needs."""
         ctx.blocks, ctx.at, ctx.saved = blocks, at, []
-        for parameters in blocks:
-            tokens, saved = block_forward(tokens, parameters, at)
+        x = tokens.detach().numpy()
+        for block in blocks:
+            x, saved = block_forward(x, block.values(), *at.rows)
             ctx.saved.append(saved)
-        return tokens
+        return torch.from_numpy(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         """Gradient of the tokens; those of the parameters go where they belong."""
-        gradient = gradients[0].contiguous()
-        for parameters in reversed(ctx.blocks):
-            for p in parameters:
-                if p.grad is None:
-                    p.grad = torch.zeros_like(p)
-            gradient = block_backward(gradient, ctx.saved.pop(), parameters, ctx.at)
-        return gradient, None, None
+        gradient = gradients[0].contiguous().numpy()
+        for block in reversed(ctx.blocks):
+            gradient = block_backward(
+                gradient, ctx.saved.pop(), block.values(), block.gradients(), *ctx.at.rows
+            )
+        return torch.from_numpy(gradient), None, None
 
 
-def run_blocks(tokens: Tensor, blocks: list[list[nn.Parameter]], at: Packing) -> Tensor:
+def run_blocks(tokens: Tensor, blocks: list[Weights], at: Packing) -> Tensor:
     """Packed tokens through a stack of blocks, with a graph only where one is wanted."""
     if torch.is_grad_enabled():
         return Stack.apply(tokens, blocks, at)
-    for parameters in blocks:
-        tokens, _ = block_forward(tokens, parameters, at)
-    return tokens
+    x = tokens.numpy()
+    for block in blocks:
+        x, _ = block_forward(x, block.values(), *at.rows)
+    return torch.from_numpy(x)
 
 
+# ---------------------------------------------------------------------- token by token
+
+
+@compiled
+def pack(present: Any) -> Any:
+    """For `Packing`: the tokens to keep, the packed place of each, first tokens, longest row."""
+    n_rows, n_tokens = present.shape
+    keep, spread = np.empty(present.size, np.int64), np.empty(present.size, np.int64)
+    starts, longest, n = np.zeros(n_rows + 1, np.int64), 0, 0
+    for row in range(n_rows):
+        for j in range(n_tokens):
+            if present[row, j]:
+                keep[n] = row * n_tokens + j
+                spread[row * n_tokens + j] = n
+                n += 1
+            else:
+                spread[row * n_tokens + j] = -1
+        starts[row + 1] = n
+        longest = max(longest, n - starts[row])
+    for i in range(spread.size):
+        if spread[i] < 0:
+            spread[i] = n
+    return keep[:n].copy(), spread, starts, longest
+
+
+@compiled
+def normalise(x: Any, g: Any, c: Any, h: Any, norm: Any) -> None:
+    """h = layer norm of x; `norm` keeps each token's mean and inverse spread."""
+    n, width = x.shape
+    for t in range(n):
+        total = ZERO
+        for i in range(width):
+            total += x[t, i]
+        mean = total / np.float32(width)
+        total = ZERO
+        for i in range(width):
+            total += (x[t, i] - mean) * (x[t, i] - mean)
+        rate = ONE / np.sqrt(total / np.float32(width) + EPSILON)
+        for i in range(width):
+            h[t, i] = (x[t, i] - mean) * rate * g[i] + c[i]
+        norm[0, t], norm[1, t] = mean, rate
+
+
+@compiled
+def add_row(x: Any, row: Any) -> None:
+    """x += one row, for every token."""
+    n, width = x.shape
+    for t in range(n):
+        for i in range(width):
+            x[t, i] += row[i]
+
+
+@compiled
+def add_rows(x: Any, rows: Any, row: Any) -> None:
+    """x += rows, and one row for every token."""
+    n, width = x.shape
+    for t in range(n):
+        for i in range(width):
+            x[t, i] += rows[t, i] + row[i]
+
+
+@compiled
+def normalise_backward(
+    dh: Any, x: Any, norm: Any, g: Any, straight: Any, dx: Any, dg: Any, dc: Any
+) -> None:
+    """dx = the gradient of x by its layer norm, and `straight` past it."""
+    n, width = x.shape
+    for t in range(n):
+        mean, rate = norm[0, t], norm[1, t]
+        first, second = ZERO, ZERO
+        for i in range(width):
+            unit = (x[t, i] - mean) * rate
+            slope = dh[t, i] * g[i]
+            first += slope
+            second += slope * unit
+            dg[i] += dh[t, i] * unit
+            dc[i] += dh[t, i]
+        first /= np.float32(width)
+        second /= np.float32(width)
+        for i in range(width):
+            unit = (x[t, i] - mean) * rate
+            dx[t, i] = straight[t, i] + rate * (dh[t, i] * g[i] - first - unit * second)
+
+
+@compiled
+def gelu(u: Any, row: Any, f: Any) -> None:
+    """f = gelu(u + row), and u becomes its derivative there."""
+    n, width = u.shape
+    for t in range(n):
+        for i in range(width):
+            x = u[t, i] + row[i]
+            bell = exp_falling(-HALF * x * x)
+            r = ONE / (ONE + NORMAL_RATE * abs(x))
+            series = NORMAL[2] + r * (NORMAL[3] + r * NORMAL[4])
+            tail = HALF * bell * r * (NORMAL[0] + r * (NORMAL[1] + r * series))
+            below = tail if x < ZERO else ONE - tail
+            f[t, i] = x * below
+            u[t, i] = below + x * bell * DENSITY
+
+
+@compiled
+def multiply(x: Any, by: Any) -> None:
+    """x *= by."""
+    n, width = x.shape
+    for t in range(n):
+        for i in range(width):
+            x[t, i] *= by[t, i]
+
+
+@compiled
+def sum_rows(x: Any, total: Any) -> None:
+    """`total` += the sum of x over tokens."""
+    n, width = x.shape
+    for t in range(n):
+        for i in range(width):
+            total[i] += x[t, i]
+
+
+@compiled
+def add_product(a: Any, b: Any, total: Any) -> None:
+    """`total` += aᵀ b."""
+    product = np.dot(a.T, b)
+    n, width = total.shape
+    for t in range(n):
+        for i in range(width):
+            total[t, i] += product[t, i]
+
+
+# ---------------------------------------------------------------------- attention
+#
+# A tile holds one head of eight rows: number d of token j of lane l is at (j · D + d) · 8 + l.
+
+
+@compiled
+def _rows(tile: Any, starts: Any, order: Any, first: Any, count: Any, bias: Any) -> Any:
+    """The rows of a tile: first tokens, counts, which tokens are none; the longest count."""
+    length = 0
+    for lane in range(8):
+        first[lane], count[lane] = 0, 0
+        if tile + lane < order.size:
+            row = order[tile + lane]
+            first[lane], count[lane] = starts[row], starts[row + 1] - starts[row]
+            length = max(length, count[lane])
+    for j in range(length):
+        for lane in range(8):
+            bias[8 * j + lane] = ZERO if j < count[lane] else NEVER
+    return length
+
+
+@compiled
+def _places(j: Any, first: Any, count: Any, width: Any, column: Any, end: Any, at: Any) -> None:
+    for lane in range(8):
+        at[lane] = (first[lane] + j) * width + column if j < count[lane] else end
+
+
+@compiled
+def _gather(
+    source: Any, width: Any, column: Any, first: Any, count: Any, length: Any, depth: Any, tile: Any
+) -> None:
+    """`depth` columns of the rows' tokens into a tile; what is no token reads the last row."""
+    places = np.empty(8, np.int64)
+    for j in range(length):
+        _places(j, first, count, width, column, source.size - width, places)
+        whole = depth - depth % 8
+        for d in range(0, whole, 8):
+            gather_tile(source, places, d, tile, (j * depth + d) * 8)
+        for d in range(whole, depth):
+            for lane in range(8):
+                tile[(j * depth + d) * 8 + lane] = source[places[lane] + d]
+
+
+@compiled
+def _scatter(
+    tile: Any, depth: Any, first: Any, count: Any, length: Any, target: Any, width: Any, column: Any
+) -> None:
+    """The way back; what is no token goes to the last row."""
+    places = np.empty(8, np.int64)
+    for j in range(length):
+        _places(j, first, count, width, column, target.size - width, places)
+        whole = depth - depth % 8
+        for d in range(0, whole, 8):
+            scatter_tile(tile, (j * depth + d) * 8, target, places, d)
+        for d in range(whole, depth):
+            for lane in range(8):
+                target[places[lane] + d] = tile[(j * depth + d) * 8 + lane]
+
+
+@compiled
+def attend(
+    qkv: Any,
+    mixed: Any,
+    width: Any,
+    n_heads: Any,
+    starts: Any,
+    order: Any,
+    longest: Any,
+    peak: Any,
+    total: Any,
+) -> None:
+    """Softmax attention within each row; `peak` and `total` are what its softmax can be told by."""
+    depth = width // n_heads
+    scale = np.float32(1 / np.sqrt(depth))
+    q, k, v, o = np.empty((4, longest * depth * 8), np.float32)
+    scores, bias = np.empty((2, longest * 8), np.float32)
+    first, count = np.empty((2, 8), np.int64)
+    for tile in range(0, order.size, 8):
+        length = _rows(tile, starts, order, first, count, bias)
+        for head in range(n_heads):
+            column = head * depth
+            _gather(qkv, 3 * width, column, first, count, length, depth, q)
+            _gather(qkv, 3 * width, width + column, first, count, length, depth, k)
+            _gather(qkv, 3 * width, 2 * width + column, first, count, length, depth, v)
+            for i in range(length * depth * 8):
+                q[i] *= scale
+            for i in range(length):
+                top = load(bias, 0)
+                for j in range(length):
+                    score = load(bias, 8 * j)
+                    for d in range(depth):
+                        score += load(q, (i * depth + d) * 8) * load(k, (j * depth + d) * 8)
+                    store(scores, 8 * j, score)
+                    top = score if j == 0 else larger(top, score)
+                weight = zeros()
+                for j in range(length):
+                    e = exp_falling(load(scores, 8 * j) - top)
+                    store(scores, 8 * j, e)
+                    weight += e
+                for d in range(depth):
+                    mean = zeros()
+                    for j in range(length):
+                        mean += load(scores, 8 * j) * load(v, (j * depth + d) * 8)
+                    store(o, (i * depth + d) * 8, mean / weight)
+                at = ((tile * n_heads + head * 8) * longest) + i * 8
+                store(peak, at, top)
+                store(total, at, weight)
+            _scatter(o, depth, first, count, length, mixed, width, column)
+
+
+@compiled
+def attend_backward(
+    qkv: Any,
+    mixed: Any,
+    width: Any,
+    n_heads: Any,
+    starts: Any,
+    order: Any,
+    longest: Any,
+    peak: Any,
+    total: Any,
+    dmixed: Any,
+    dqkv: Any,
+) -> None:
+    """dqkv from dmixed; the softmax is made once more, from its peak and total."""
+    depth = width // n_heads
+    scale = np.float32(1 / np.sqrt(depth))
+    q, k, v, o, do, dq, dk, dv = np.empty((8, longest * depth * 8), np.float32)
+    shares, slopes, bias = np.empty((3, longest * 8), np.float32)
+    first, count = np.empty((2, 8), np.int64)
+    for tile in range(0, order.size, 8):
+        length = _rows(tile, starts, order, first, count, bias)
+        for head in range(n_heads):
+            column = head * depth
+            _gather(qkv, 3 * width, column, first, count, length, depth, q)
+            _gather(qkv, 3 * width, width + column, first, count, length, depth, k)
+            _gather(qkv, 3 * width, 2 * width + column, first, count, length, depth, v)
+            _gather(mixed, width, column, first, count, length, depth, o)
+            _gather(dmixed, width, column, first, count, length, depth, do)
+            for i in range(length * depth * 8):
+                q[i] *= scale
+                dk[i], dv[i] = ZERO, ZERO
+            for i in range(length):
+                # The softmax's own part of the gradient, for the whole row of scores.
+                common = zeros()
+                for d in range(depth):
+                    at = (i * depth + d) * 8
+                    common += load(do, at) * load(o, at)
+                at = ((tile * n_heads + head * 8) * longest) + i * 8
+                top, weight = load(peak, at), load(total, at)
+                for j in range(length):
+                    score, slope = load(bias, 8 * j) - top, zeros() - common
+                    for d in range(depth):
+                        here, there = (i * depth + d) * 8, (j * depth + d) * 8
+                        score += load(q, here) * load(k, there)
+                        slope += load(do, here) * load(v, there)
+                    share = exp_falling(score) / weight
+                    store(shares, 8 * j, share)
+                    store(slopes, 8 * j, share * slope)
+                for d in range(depth):
+                    here, mine = (i * depth + d) * 8, zeros()
+                    query, change = load(q, here), load(do, here)
+                    for j in range(length):
+                        there = (j * depth + d) * 8
+                        share, slope = load(shares, 8 * j), load(slopes, 8 * j)
+                        mine += slope * load(k, there)
+                        store(dk, there, load(dk, there) + slope * query)
+                        store(dv, there, load(dv, there) + share * change)
+                    store(dq, here, mine)
+            for i in range(length * depth * 8):
+                dq[i] *= scale
+            _scatter(dq, depth, first, count, length, dqkv, 3 * width, column)
+            _scatter(dk, depth, first, count, length, dqkv, 3 * width, width + column)
+            _scatter(dv, depth, first, count, length, dqkv, 3 * width, 2 * width + column)
+
+
+# ---------------------------------------------------------------------- a block
+
+
+@compiled
 def block_forward(
-    x: Tensor, parameters: list[nn.Parameter], at: Packing
-) -> tuple[Tensor, tuple[Any, ...]]:
-    """One pre-norm block; the second part of the answer is for `block_backward`."""
+    x: Any, parameters: Any, n_heads: Any, starts: Any, order: Any, longest: Any
+) -> Any:
+    """One pre-norm block: its output, then what `block_backward` needs."""
     g1, c1, w_qkv, b_qkv, w_mix, b_mix, g2, c2, w_up, b_up, w_down, b_down = parameters
-    width = x.shape[1]
-    n, length, d = at.n_rows * at.n_heads, at.length, x.shape[1] // at.n_heads
-    h, mean1, rstd1 = _layer_norm(x, [width], g1, c1, EPSILON)
-    qkv = torch.addmm(b_qkv, h, w_qkv.t()).view(-1, d).index_select(0, at.split)
-    qkv = qkv.view(3, n, length, d)
-    q, k, v = qkv[0].mul_(d**-0.5), qkv[1], qkv[2]
-    a: Any
-    if at.long:
-        q, k, v = (part.view(at.n_rows, at.n_heads, length, d) for part in (q, k, v))
-        a = _attend(q, k, v, attn_mask=at.mask, scale=1.0)
-        o = a[0].reshape(-1, d)
-    else:
-        scores = k.bmm(q.mT) if at.mask is None else torch.baddbmm(at.mask, k, q.mT)
-        a = torch.softmax(scores, 1)
-        o = _bmm(a.mT, v).view(-1, d)
-    o = o.index_select(0, at.merge).view(-1, width)
-    y = torch.addmm(b_mix, o, w_mix.t()).add_(x)
-    h2, mean2, rstd2 = _layer_norm(y, [width], g2, c2, EPSILON)
-    u = torch.addmm(b_up, h2, w_up.t())
-    f = torch.nn.functional.gelu(u)
-    z = torch.addmm(b_down, f, w_down.t()).add_(y)
-    return z, (x, h, mean1, rstd1, qkv, a, o, y, h2, mean2, rstd2, u, f)
+    n, width = x.shape
+    h, norm1 = np.empty_like(x), np.empty((2, n), np.float32)
+    normalise(x, g1, c1, h, norm1)
+    # Where a tile has no token, attention reads and writes the last row of these.
+    qkv = np.empty((n + 1, 3 * width), np.float32)
+    mixed = np.empty((n + 1, width), np.float32)
+    qkv[n] = ZERO
+    mixed[n] = ZERO
+    np.dot(h, w_qkv.T, qkv[:n])
+    add_row(qkv[:n], b_qkv)
+    # Whole tiles, also where the last has fewer than eight rows.
+    soft = np.empty((2, (order.size + 7) // 8 * 8 * n_heads * longest), np.float32)
+    attend(qkv.ravel(), mixed.ravel(), width, n_heads, starts, order, longest, soft[0], soft[1])
+    y = np.empty_like(x)
+    np.dot(mixed[:n], w_mix.T, y)
+    add_rows(y, x, b_mix)
+    h2, norm2 = np.empty_like(x), np.empty((2, n), np.float32)
+    normalise(y, g2, c2, h2, norm2)
+    slope = np.empty((n, b_up.size), np.float32)
+    np.dot(h2, w_up.T, slope)
+    f = np.empty_like(slope)
+    gelu(slope, b_up, f)
+    z = np.empty_like(x)
+    np.dot(f, w_down.T, z)
+    add_rows(z, y, b_down)
+    return z, (x, h, norm1, qkv, mixed, soft, y, h2, norm2, slope, f)
 
 
+@compiled
 def block_backward(
-    dz: Tensor, saved: tuple[Any, ...], parameters: list[nn.Parameter], at: Packing
-) -> Tensor:
-    """Gradient of the block's input; adds those of its parameters to ``p.grad``."""
-    g1, c1, w_qkv, _, w_mix, _, g2, c2, w_up, _, w_down, _ = parameters
-    gradients: list[Any] = [p.grad for p in parameters]
+    dz: Any,
+    saved: Any,
+    parameters: Any,
+    gradients: Any,
+    n_heads: Any,
+    starts: Any,
+    order: Any,
+    longest: Any,
+) -> Any:
+    """Gradient of the block's input; adds those of its parameters to `gradients`."""
+    g1, _, w_qkv, _, w_mix, _, g2, _, w_up, _, w_down, _ = parameters
     dg1, dc1, dw_qkv, db_qkv, dw_mix, db_mix, dg2, dc2, dw_up, db_up, dw_down, db_down = gradients
-    x, h, mean1, rstd1, (q, k, v), a, o, y, h2, mean2, rstd2, u, f = saved
-    n_packed, width = x.shape
-    n, length, d = q.shape
-    all_three = [True, True, True]
+    x, h, norm1, qkv, mixed, soft, y, h2, norm2, slope, f = saved
+    n, width = x.shape
+    sum_rows(dz, db_down)
+    add_product(dz, f, dw_down)
+    du = np.empty_like(f)
+    np.dot(dz, w_down, du)
+    multiply(du, slope)
+    sum_rows(du, db_up)
+    add_product(du, h2, dw_up)
+    dh, dy = np.empty_like(x), np.empty_like(x)
+    np.dot(du, w_up, dh)
+    normalise_backward(dh, y, norm2, g2, dz, dy, dg2, dc2)
 
-    db_down.add_(dz.sum(0))
-    dw_down.addmm_(dz.t(), f)
-    du = _gelu_backward(torch.mm(dz, w_down), u)
-    db_up.add_(du.sum(0))
-    dw_up.addmm_(du.t(), h2)
-    dy, dg, dc = _layer_norm_backward(
-        torch.mm(du, w_up), y, [width], mean2, rstd2, g2, c2, all_three
+    sum_rows(dy, db_mix)
+    add_product(dy, mixed[:n], dw_mix)
+    dmixed = np.empty((n + 1, width), np.float32)
+    dqkv = np.empty((n + 1, 3 * width), np.float32)
+    dmixed[n] = ZERO
+    np.dot(dy, w_mix, dmixed[:n])
+    attend_backward(
+        qkv.ravel(),
+        mixed.ravel(),
+        width,
+        n_heads,
+        starts,
+        order,
+        longest,
+        soft[0],
+        soft[1],
+        dmixed.ravel(),
+        dqkv.ravel(),
     )
-    dg2.add_(dg)
-    dc2.add_(dc)
-    dy.add_(dz)
-
-    db_mix.add_(dy.sum(0))
-    dw_mix.addmm_(dy.t(), o)
-    do = x.new_empty(n_packed + 1, width)
-    do[n_packed].zero_()
-    torch.mm(dy, w_mix, out=do[:n_packed])
-    do = do.view(-1, d).index_select(0, at.gradient_in).view(n, length, d)
-    dqkv = x.new_empty(3, n, length, d)
-    if at.long:
-        q, k, v, do, *parts = (
-            part.view(at.n_rows, at.n_heads, length, d) for part in (q, k, v, do, *dqkv)
-        )
-        found = _attend_backward(do, q, k, v, *a, 0.0, False, attn_mask=at.mask, scale=1.0)
-        for part, gradient in zip(parts, found, strict=True):
-            part.copy_(gradient)
-        parts[0].mul_(d**-0.5)
-    else:
-        _bmm(a, do, out=dqkv[2])
-        ds = _softmax_backward(torch.bmm(v, do.mT), a, 1, a.dtype)
-        _bmm(ds, q, out=dqkv[1])
-        _bmm(ds.mT, k, out=dqkv[0]).mul_(d**-0.5)
-    dqkv = dqkv.view(-1, d).index_select(0, at.merge_all).view(n_packed, 3 * width)
-    db_qkv.add_(dqkv.sum(0))
-    dw_qkv.addmm_(dqkv.t(), h)
-    dx, dg, dc = _layer_norm_backward(
-        torch.mm(dqkv, w_qkv), x, [width], mean1, rstd1, g1, c1, all_three
-    )
-    dg1.add_(dg)
-    dc1.add_(dc)
-    return dx.add_(dy)
-
-
-def _bmm(a: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:
-    """a (n × L × L) @ x (n × L × D); narrow x and long rows are three times faster transposed."""
-    if x.shape[2] < 16 and x.shape[1] > 32:
-        product = torch.bmm(x.mT, a.mT).mT
-        return product.contiguous() if out is None else out.copy_(product)
-    return torch.bmm(a, x) if out is None else torch.bmm(a, x, out=out)
+    sum_rows(dqkv[:n], db_qkv)
+    add_product(dqkv[:n], h, dw_qkv)
+    dx = np.empty_like(x)
+    np.dot(dqkv[:n], w_qkv, dh)
+    normalise_backward(dh, x, norm1, g1, dy, dx, dg1, dc1)
+    return dx

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 from remasker.errors import InvalidConfigError
-from remasker.kernels import LONG_LENGTH
 from remasker.model import ModelConfig
 
 #: Training begins where so much of the free memory suffices.
@@ -42,10 +41,8 @@ def training_bytes(config: ModelConfig, batch_size: int, n_rows: int, n_columns:
     kept = width * (9 + 2 * config.mlp_ratio) * depth
     # Of embedding, bridge and heads, with what a backward pass has at a time.
     outside = width * 24 + 3 * config.n_bins
-    # Scores of attention are kept only for short rows.
-    scores = config.heads * length**2 * (depth + 2) if length < LONG_LENGTH else 0
     weights = 12 * width**2 * depth + n_columns * width * (config.n_bins + 5) + 2 * n_columns**2
-    floats = n_step * (length * (kept + outside) + scores) + 7 * weights
+    floats = n_step * length * (kept + outside) + 7 * weights
     return LOADED + 4.0 * floats + 24.0 * n_rows * n_columns
 
 

@@ -9,6 +9,7 @@ Shapes: B rows, d columns, w width, K levels of all categorical columns together
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from remasker.errors import InvalidConfigError, check_choice, check_integer, check_number
-from remasker.kernels import Packing, run_blocks
+from remasker.kernels import Packing, Weights, run_blocks
 
 VALUE_ENCODINGS = ("shared", "linear", "periodic", "piecewise_linear")
 BACKBONES = ("transformer", "linear", "convolution")
@@ -103,17 +104,17 @@ class MaskedAutoencoder(nn.Module):
         d, w = len(n_categories), config.width
         self.embedding = CellEmbedding(config, n_categories, bin_edges)
         self.encoder_class = nn.Parameter(torch.randn(w) * 0.02)
-        self.encoder = nn.ModuleList(Block(config, d + 1) for _ in range(config.encoder_depth))
+        self.encoder: Iterable[Block] = blocks(config, config.encoder_depth, d + 1)
         self.encoder_norm = nn.LayerNorm(w)
         self.bridge = nn.Linear(w, w)
         self.mask_token = nn.Parameter(torch.randn(w) * 0.02)
         self.decoder_position = positions(config, d)
-        self.decoder = nn.ModuleList(Block(config, d + 1) for _ in range(config.decoder_depth))
+        self.decoder: Iterable[Block] = blocks(config, config.decoder_depth, d + 1)
         self.decoder_norm = nn.LayerNorm(w)
         self.heads = Heads(config, n_categories)
         #: Whether to run `remasker.kernels` instead of the plain blocks (on CPU).
         self.fast = config.backbone == "transformer" and config.dropout == 0
-        self._packings: dict[Any, Packing] = {}
+        self._packings: dict[int, Packing] = {}
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
@@ -128,7 +129,8 @@ class MaskedAutoencoder(nn.Module):
     def forward(self, values: Tensor, visible: Tensor) -> Prediction:
         """Predict every cell of a batch from its visible cells."""
         shown = torch.where(visible, values, 0.0)
-        prediction = self.heads(self.decode(self.encode(shown, visible), visible))
+        fast = self.fast and shown.device.type == "cpu" and shown.dtype == torch.float32
+        prediction = self.heads((self._packed if fast else self._plain)(shown, visible))
         if self.skip is None:
             return prediction
         # Departs from the paper: what is linear need not be learned by attention, which on small
@@ -136,45 +138,45 @@ class MaskedAutoencoder(nn.Module):
         linear = self.skip(torch.cat([shown * self.numeric, visible.to(shown.dtype)], dim=1))
         return prediction._replace(value=prediction.value + linear)
 
-    def encode(self, shown: Tensor, visible: Tensor) -> Tensor:
-        """Visible cells -> B × (1 + d) × w; what stands at invisible cells means nothing."""
-        tokens = self.embedding(shown)
-        tokens = torch.cat([self.encoder_class.expand(len(shown), 1, -1), tokens], dim=1)
-        return self.encoder_norm(
-            self._run(self.encoder, tokens, F.pad(visible, (1, 0), value=True))
-        )
-
-    def decode(self, encoded: Tensor, visible: Tensor) -> Tensor:
-        """Encoder output -> B × d × w, every cell attending to every other."""
-        tokens = self.bridge(encoded)
+    def _plain(self, shown: Tensor, visible: Tensor) -> Tensor:
+        """Visible cells -> B × d × w: what the decoder makes of every cell."""
+        tokens, keys = self._embed(shown), F.pad(visible, (1, 0), value=True)
+        for block in self.encoder:
+            tokens = block(tokens, keys)
+        tokens = self.bridge(self.encoder_norm(tokens))
         cells = torch.where(visible.unsqueeze(-1), tokens[:, 1:], self.mask_token)
         tokens = torch.cat([tokens[:, :1], cells + self.decoder_position], dim=1)
-        return self.decoder_norm(self._run(self.decoder, tokens, None)[:, 1:])
+        for block in self.decoder:
+            tokens = block(tokens, None)
+        return self.decoder_norm(tokens[:, 1:])
 
-    def _run(self, blocks: nn.ModuleList, tokens: Tensor, present: Tensor | None) -> Tensor:
-        if not (self.fast and tokens.device.type == "cpu"):
-            for block in blocks:
-                tokens = block(tokens, present)
-            return tokens
-        width = tokens.shape[2]
-        flat = tokens.reshape(-1, width)
-        parameters = [block.ordered_parameters for block in blocks if isinstance(block, Block)]
-        if present is None:
-            packing = self._all_present(tokens)
-            return run_blocks(flat, parameters, packing).view_as(tokens)
-        packing = Packing(present, self.config.heads, tokens.dtype)
-        packed = run_blocks(flat.index_select(0, packing.keep), parameters, packing)
-        # Places without a token read one row of zeros behind the packed ones.
-        return F.pad(packed, (0, 0, 0, 1)).index_select(0, packing.spread).view_as(tokens)
+    def _packed(self, shown: Tensor, visible: Tensor) -> Tensor:
+        """The same by `remasker.kernels`: the encoder sees nothing but the tokens that exist."""
+        tokens, width = self._embed(shown), self.config.width
+        packing = Packing(F.pad(visible, (1, 0), value=True), self.config.heads)
+        packed = tokens.reshape(-1, width).index_select(0, packing.keep)
+        packed = run_blocks(packed, [block.weights for block in self.encoder], packing)
+        packed = self.bridge(self.encoder_norm(packed))
+        # Cells without a token read the row behind the packed ones.
+        cells = torch.cat([packed, self.mask_token[None]]).index_select(0, packing.spread)
+        cells = cells.view_as(tokens) + F.pad(self.decoder_position, (0, 0, 1, 0))
+        everyone = self._all_present(len(tokens), tokens.shape[1])
+        blocks = [block.weights for block in self.decoder]
+        decoded = run_blocks(cells.reshape(-1, width), blocks, everyone)
+        return self.decoder_norm(decoded.view_as(tokens)[:, 1:])
 
-    def _all_present(self, tokens: Tensor) -> Packing:
-        key = (len(tokens), tokens.dtype)
-        if key not in self._packings:
+    def _embed(self, shown: Tensor) -> Tensor:
+        """B × (1 + d) × w; what stands at invisible cells means nothing."""
+        first = self.encoder_class.expand(len(shown), 1, -1)
+        return torch.cat([first, self.embedding(shown)], dim=1)
+
+    def _all_present(self, n_rows: int, n_tokens: int) -> Packing:
+        if n_rows not in self._packings:
             # Batches of an epoch have at most two sizes: a few packings serve all of them.
             self._packings = dict(list(self._packings.items())[-3:])
-            present = torch.ones(tokens.shape[:2], dtype=torch.bool)
-            self._packings[key] = Packing(present, self.config.heads, tokens.dtype)
-        return self._packings[key]
+            present = torch.ones((n_rows, n_tokens), dtype=torch.bool)
+            self._packings[n_rows] = Packing(present, self.config.heads)
+        return self._packings[n_rows]
 
 
 class CellEmbedding(nn.Module):
@@ -262,11 +264,11 @@ class Block(nn.Module):
         self.contract = nn.Linear(hidden, w)
 
     @property
-    def ordered_parameters(self) -> list[nn.Parameter]:
+    def weights(self) -> Weights:
         """In the order that `remasker.kernels` expects; looked up once."""
-        if "_ordered" not in self.__dict__:
-            self.__dict__["_ordered"] = list(self.parameters())
-        return self.__dict__["_ordered"]
+        if "_weights" not in self.__dict__:
+            self.__dict__["_weights"] = Weights(list(self.parameters()))
+        return self.__dict__["_weights"]
 
     def forward(self, tokens: Tensor, keys: Tensor | None) -> Tensor:
         """B × L × w -> B × L × w."""
@@ -324,6 +326,15 @@ class Heads(nn.Module):
                 start += k
         joined = torch.cat(logits, dim=1) if logits else value.new_zeros(len(value), 0)
         return Prediction(value, log_scale.clamp(-7.0, 3.0), joined)
+
+
+def blocks(config: ModelConfig, depth: int, length: int) -> Any:
+    """A stack of blocks, which a module keeps as its own.
+
+    >>> len(blocks(ModelConfig(), depth=2, length=5))
+    2
+    """
+    return nn.ModuleList(Block(config, length) for _ in range(depth))
 
 
 def positions(config: ModelConfig, n_columns: int) -> nn.Parameter:

@@ -1,19 +1,25 @@
 """AdamW on one vector.
 
 A small model has a hundred tensors of a few hundred numbers each. Kept as views of a single vector,
-clipping, the update and the weight average are a dozen operations per step in all; and
-`torch.optim`, which takes seconds to import, is not needed.
+clipping, the update and the weight average are two passes over memory, or a dozen operations where
+it lies on another device; and `torch.optim`, which takes seconds to import, is not needed.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from remasker.lanes import compiled
+
 BETAS = (0.9, 0.95)
 EPSILON = 1e-8
+ZERO, ONE, TINY, LEAST = np.float32(0), np.float32(1), np.float32(1e-6), np.float32(EPSILON)
+BETA1, BETA2 = map(np.float32, BETAS)
 
 
 class VectorAdamW:
@@ -54,20 +60,25 @@ class VectorAdamW:
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
         """Clip, update, average, and clear the gradient."""
-        gradient = self.gradient
-        if math.isfinite(self.clip):
-            gradient.mul_((self.clip / (gradient.norm() + 1e-6)).clamp_(max=1))
         self.n_steps += 1
-        self.first.lerp_(gradient, 1 - BETAS[0])
-        self.second.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
-        unbias1, unbias2 = (1 - beta**self.n_steps for beta in BETAS)
-        spread = self.second.sqrt().div_(math.sqrt(unbias2)).add_(EPSILON)
-        self.vector.mul_(1 - learning_rate * self.weight_decay)
-        self.vector.addcdiv_(self.first, spread, value=-learning_rate / unbias1)
-        gradient.zero_()
+        unbias = [1 - beta**self.n_steps for beta in BETAS]
+        shrink = 1 - learning_rate * self.weight_decay
         # Early values must not linger: a young average forgets faster.
         decay = min(self.decay, self.n_steps / (self.n_steps + 10))
-        self.averaged.lerp_(self.vector, 1 - decay)
+        vectors = self.vector, self.gradient, self.first, self.second, self.averaged
+        if self.vector.device.type == "cpu" and self.vector.dtype == torch.float32:
+            numbers = self.clip, learning_rate / unbias[0], unbias[1] ** -0.5, shrink, 1 - decay
+            adamw(*(v.numpy() for v in vectors), *map(np.float32, numbers))
+            return
+        vector, gradient, first, second, averaged = vectors
+        if math.isfinite(self.clip):
+            gradient.mul_((self.clip / (gradient.norm() + 1e-6)).clamp_(max=1))
+        first.lerp_(gradient, 1 - BETAS[0])
+        second.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
+        spread = second.sqrt().div_(math.sqrt(unbias[1])).add_(EPSILON)
+        vector.mul_(shrink).addcdiv_(first, spread, value=-learning_rate / unbias[0])
+        gradient.zero_()
+        averaged.lerp_(vector, 1 - decay)
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
         """A vector as tensors under the parameters' names.
@@ -100,3 +111,30 @@ class VectorAdamW:
         for name in ("vector", "first", "second", "averaged"):
             getattr(self, name).copy_(state[name])
         self.n_steps = int(state["n_steps"])
+
+
+@compiled
+def adamw(
+    vector: Any,
+    gradient: Any,
+    first: Any,
+    second: Any,
+    averaged: Any,
+    clip: Any,
+    rate: Any,
+    unbias: Any,
+    shrink: Any,
+    young: Any,
+) -> None:
+    """`VectorAdamW.step` in two passes over memory instead of a dozen."""
+    total = ZERO
+    for i in range(vector.size):
+        total += gradient[i] * gradient[i]
+    factor = min(ONE, clip / (np.sqrt(total) + TINY))
+    for i in range(vector.size):
+        g = gradient[i] * factor
+        first[i] += (ONE - BETA1) * (g - first[i])
+        second[i] = BETA2 * second[i] + (ONE - BETA2) * g * g
+        vector[i] = vector[i] * shrink - rate * first[i] / (np.sqrt(second[i]) * unbias + LEAST)
+        averaged[i] += young * (vector[i] - averaged[i])
+        gradient[i] = ZERO

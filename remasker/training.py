@@ -5,6 +5,8 @@ The consumer of `Trainer.epochs` decides when to stop; `state_dict` lets another
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import math
 import time
 from collections.abc import Iterator
@@ -252,8 +254,9 @@ class Trainer:
         with torch.random.fork_rng(devices=[], enabled=self.model_config.dropout > 0):
             if self.model_config.dropout > 0:
                 torch.manual_seed(int(torch.randint(2**31, (), generator=self.generator)))
-            for values, observed, shown in batches:
-                total += self._train_step(values, observed, shown)
+            with uncollected():
+                for values, observed, shown in batches:
+                    total += self._train_step(values, observed, shown)
         return float(total) / self._n_batches
 
     def _train_step(self, values: Tensor, observed: Tensor, visible: Tensor) -> Tensor:
@@ -331,6 +334,23 @@ class Trainer:
         self._best = state["best"]
         self.epoch, self.error = state["epoch"], state["error"]
         self.best_error, self.best_epoch = state["best_error"], state["best_epoch"]
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """No search for garbage: a step leaves none, and looking took a tenth of its time.
+
+    >>> with uncollected():
+    ...     gc.isenabled()
+    False
+    """
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 def at_hand(device: str) -> str:

@@ -106,7 +106,10 @@ def assert_filled(before: pa.Table, path: str | Path) -> None:
 
 
 def same(a: pa.ChunkedArray, b: pa.ChunkedArray) -> bool:
-    """Numbers to the last digits: sums over smaller batches may round otherwise."""
+    """Numbers and times to the last digits: sums over smaller batches may round otherwise."""
+    if pa.types.is_temporal(a.type):
+        a, b = (pa.compute.cast(x, "int64").to_numpy() for x in (a, b))
+        return bool(np.allclose(a, b, rtol=1e-7))
     if pa.types.is_floating(a.type):
         return bool(np.allclose(a.to_numpy(), b.to_numpy(), rtol=1e-4, atol=1e-5))
     return a.to_pylist() == b.to_pylist()
