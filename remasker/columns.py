@@ -43,6 +43,8 @@ _INFERRED = {
     "timedelta": "timedelta",
     "timedelta64": "timedelta",
 }
+#: A number of so many values, each seen so often on average, has no others.
+MAX_VALUES, MIN_REPEATS = 20, 10
 _REFUSALS = (TypeError, ValueError, OverflowError, NotImplementedError, ArithmeticError)
 
 
@@ -60,6 +62,8 @@ class Column:
     high: float = math.nan
     #: Imputed values are multiples of this: 1 for whole numbers, 86400 for days; 0 for any value.
     step: float = 0.0
+    #: All the values of a number that has but few; a draw is one of them.
+    values: tuple[float, ...] = ()
     categories: tuple[Any, ...] = ()
     missing_rate: float = 0.0
     #: Why an ignored column is ignored; empty for the others.
@@ -296,6 +300,19 @@ def step_of(kind: str, numbers: np.ndarray) -> float:
             if np.all(np.fmod(numbers, step) == 0):
                 return step
     return 0.0
+
+
+def few_values(kind: str, numbers: np.ndarray) -> tuple[float, ...]:
+    """The values of a number that has few, each of them often: grades, doses, counts.
+
+    >>> few_values("number", np.repeat([0.5, 1.5], 10)), few_values("number", np.arange(20.0))
+    ((0.5, 1.5), ())
+    """
+    if kind not in ("number", "integer"):
+        return ()
+    values = np.unique(numbers)
+    often = len(values) <= MAX_VALUES and len(numbers) >= MIN_REPEATS * len(values)
+    return tuple(values.tolist()) if often else ()
 
 
 def codes_of(series: pd.Series, levels: Sequence[Any]) -> np.ndarray:

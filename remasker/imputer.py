@@ -361,7 +361,7 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
             self.encoder_.encode(frame), n_draws, np.random.default_rng(seed)
         )
         with one_thread():
-            return [restore(self._finish(frame, drawn)) for drawn in draws]
+            return [restore(self._finish(frame, drawn, drawn=True)) for drawn in draws]
 
     @one_thread()
     def intervals(self, X: Any, level: float = 0.9) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -452,8 +452,12 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
 
         return frame, restore
 
-    def _finish(self, frame: pd.DataFrame, filled: np.ndarray | None) -> pd.DataFrame:
-        completed = frame.copy() if filled is None else self.encoder_.complete(frame, filled)
+    def _finish(
+        self, frame: pd.DataFrame, filled: np.ndarray | None, *, drawn: bool = False
+    ) -> pd.DataFrame:
+        completed = frame.copy()
+        if filled is not None:
+            completed = self.encoder_.complete(frame, filled, drawn=drawn)
         if not self.keep_empty_features:
             empty = {c.name for c in self.encoder_.columns if c.reason == "empty"}
             completed = completed[[name for name in completed.columns if name not in empty]]

@@ -60,6 +60,7 @@ from remasker.columns import (
     Column,
     check_kind,
     codes_of,
+    few_values,
     fill,
     is_text,
     kind_of,
@@ -266,6 +267,7 @@ class TableEncoder:
             low=low,
             high=high,
             step=step_of(kind, numbers),
+            values=few_values(kind, numbers),
         )
 
     def _describe_levels(
@@ -344,8 +346,8 @@ class TableEncoder:
                 values[present, j] = codes[present]
             else:
                 numbers = to_numbers(column.name, column.kind, series[present])
-                # Halved, so that the difference of two huge numbers is a number. New rows may lie
-                # far outside what fit saw; float32 and the model need a limit.
+                # New rows may lie far outside what fit saw; float32 and the model need a limit.
+                # Halved, so that the difference of two huge numbers is a number.
                 with np.errstate(over="ignore", under="ignore"):
                     scaled = 2 * ((numbers / 2 - column.center / 2) / column.scale)
                 values[present, j] = np.clip(scaled, -FARTHEST, FARTHEST)
@@ -366,8 +368,16 @@ class TableEncoder:
         gaps = [self.missing(frame[column.name]) for column in self.modelled]
         return np.stack(gaps, axis=1) if gaps else np.zeros((len(frame), 0), dtype=bool)
 
-    def in_units(self, encoded: np.ndarray) -> np.ndarray:
-        """Encoded numbers in the units of their columns, bounded and rounded; codes unchanged."""
+    def in_units(self, encoded: np.ndarray, *, drawn: bool = False) -> np.ndarray:
+        """Encoded numbers in the units of their columns, bounded and rounded; codes unchanged.
+
+        A number that was `drawn` is a value of its column where that has but few; an estimate may
+        lie between them.
+
+        >>> encoder = TableEncoder().fit(pd.DataFrame({"a": [0.0, 0.5] * 10}))
+        >>> encoder.in_units(np.array([[-0.2], [3.0]]), drawn=True).ravel().tolist()
+        [0.0, 0.5]
+        """
         result = np.asarray(encoded, dtype=np.float64).copy()
         for j, column in enumerate(self.modelled):
             if column.categorical:
@@ -382,12 +392,17 @@ class TableEncoder:
                         column.step * np.ceil(low / column.step),
                         column.step * np.floor(high / column.step),
                     )
+            allowed = np.array([v for v in column.values if drawn and low <= v <= high])
+            if len(allowed):
+                numbers = allowed[np.searchsorted(allowed[1:] / 2 + allowed[:-1] / 2, numbers)]
             result[..., j] = numbers
         return result
 
-    def complete(self, frame: pd.DataFrame, encoded: np.ndarray) -> pd.DataFrame:
+    def complete(
+        self, frame: pd.DataFrame, encoded: np.ndarray, *, drawn: bool = False
+    ) -> pd.DataFrame:
         """A copy of `frame` with its gaps filled from `encoded`, and nothing else changed."""
-        filled = self.in_units(encoded)
+        filled = self.in_units(encoded, drawn=drawn)
         gaps = self.gaps(frame)
         names: list[Hashable] = list(frame.columns)
         result = frame.copy()
@@ -469,6 +484,7 @@ class TableEncoder:
                     **column,
                     "name": _name(column["name"]),
                     "categories": tuple(column["categories"]),
+                    "values": tuple(column.get("values", ())),
                     "low": math.nan if column["low"] is None else column["low"],
                     "high": math.nan if column["high"] is None else column["high"],
                 }

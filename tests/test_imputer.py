@@ -397,3 +397,18 @@ def test_a_killed_process_is_one_sentence():
     with pytest.raises(ProcessLostError, match=r"was ended from outside.*--jobs 1"):
         side_by_side(2)([end, int])
     assert side_by_side(2)([int, int]) == [0, 0]  # the next call has processes again
+
+
+@pytest.mark.parametrize("experts", [None, "default"])
+def test_draws_of_a_column_of_few_values_are_such_values(experts):
+    random = np.random.default_rng(0)
+    grade = random.choice([0.0, 0.25, 1.0], size=200)
+    table = np.column_stack([grade, grade + random.normal(size=200) / 4])
+    table[:60, 0] = np.nan
+    settings = {} if experts else {"experts": None}
+    imputer = ReMaskerImputer(epochs=5, random_state=0, **settings).fit(table)
+    draws = np.stack(imputer.draw(table, n_draws=4, random_state=0))
+    assert set(np.unique(draws[:, :, 0])) == {0.0, 0.25, 1.0}
+    assert len(np.unique(draws[:, :60, 1])) == 60, "what was observed stays"
+    # The estimate is a mean, which lies between them.
+    assert len(np.unique(imputer.transform(table)[:60, 0])) > 3
