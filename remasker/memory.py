@@ -16,18 +16,18 @@ LOADED = 1e8
 def training_bytes(config: ModelConfig, batch_size: int, n_rows: int, n_columns: int) -> float:
     """Peak memory of a training: what a step keeps, the weights in all their copies, the table.
 
-    Measured, peak resident memory of a first step over that before it, against this estimate
-    (columns × rows of a batch, width, depths):
+    Measured, peak resident memory of a first step over that before it, against this estimate, which
+    the plain blocks (dropout) need too (columns × rows of a batch, width, depths):
 
     ===================== ======== ========
     step                  measured estimate
     ===================== ======== ========
-    50 × 64, 32, 3 + 1    117 MB   151 MB
-    200 × 64, 32, 3 + 1   162 MB   234 MB
-    500 × 64, 32, 3 + 1   338 MB   440 MB
-    50 × 256, 64, 8 + 4   607 MB   871 MB
-    200 × 64, 64, 8 + 4   491 MB   720 MB
-    500 × 32, 64, 8 + 4   624 MB   887 MB
+    50 × 64, 32, 3 + 1    21 MB    135 MB
+    200 × 64, 32, 3 + 1   81 MB    234 MB
+    500 × 64, 32, 3 + 1   209 MB   440 MB
+    50 × 256, 64, 8 + 4   385 MB   722 MB
+    200 × 64, 64, 8 + 4   371 MB   720 MB
+    500 × 32, 64, 8 + 4   493 MB   887 MB
     ===================== ======== ========
 
     >>> small, large = (training_bytes(ModelConfig(), n, 1000, 10) for n in (32, 256))
