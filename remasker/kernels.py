@@ -84,6 +84,10 @@ class Weights:
         self._gradients: tuple[np.ndarray, ...] = ()
         self._at: tuple[list[int], list[int]] = [], []
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, here or in another process, has parameters of its own and finds them anew."""
+        return Weights, (self.parameters,)
+
     def values(self) -> tuple[np.ndarray, ...]:
         """The parameters; made anew only where an optimizer or a device has moved them."""
         at = [p.data_ptr() for p in self.parameters]

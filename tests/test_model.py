@@ -1,3 +1,6 @@
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +13,7 @@ from remasker.model import (
     ModelConfig,
     quantile_bins,
 )
+from remasker.optimizer import VectorAdamW
 from remasker.table import EncodedTable
 from remasker.training import CellLoss, reconstruction_loss
 
@@ -195,3 +199,22 @@ def test_the_fast_blocks_equal_the_plain_ones(n_columns, width, heads):
     for fast, plain in zip(*results, strict=True):
         spread = float(plain.abs().max()) + 1.0
         torch.testing.assert_close(fast.double(), plain, atol=2e-5 * spread, rtol=0)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_of_a_model_learns_by_itself(copied):
+    values, _, visible = batch()
+    model = build(value_encoding="linear")
+    before = flat(model(values, visible)).detach()
+    other = copied(model)
+    optimizer = VectorAdamW(other)
+    flat(other(values, visible)).square().sum().backward()
+    optimizer.step(0.1)
+    assert all(p.grad is None for p in model.parameters())
+    with torch.no_grad():
+        assert flat(model(values, visible)).equal(before)
+        assert not flat(other(values, visible)).equal(before)
+        other.fast = False
+        plain = flat(other(values, visible))
+        other.fast = True
+        torch.testing.assert_close(flat(other(values, visible)), plain, atol=1e-4, rtol=1e-4)

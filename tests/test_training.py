@@ -7,6 +7,7 @@ import torch
 from remasker.errors import InvalidConfigError, TrainingDivergedError
 from remasker.holdout import hold_out
 from remasker.model import ModelConfig
+from remasker.optimizer import VectorAdamW
 from remasker.table import EncodedTable
 from remasker.training import Trainer, TrainingConfig
 
@@ -160,3 +161,20 @@ def test_a_training_too_large_for_this_machine_is_refused(monkeypatch):
 def test_a_device_that_is_not_there_is_refused_in_words(table):
     with pytest.raises(InvalidConfigError, match="'cuda' was asked for, but torch finds none here"):
         Trainer(table, ModelConfig(width=8), TrainingConfig(epochs=1), device="cuda")
+
+
+@pytest.mark.parametrize("clip", [0.5, float("inf")])
+def test_the_compiled_optimizer_steps_like_the_plain_one(clip):
+    def steps(dtype):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(7, 3).to(dtype)
+        optimizer = VectorAdamW(model, weight_decay=0.1, clip=clip, average=0.9)
+        x = torch.randn(20, 7, generator=torch.Generator().manual_seed(1)).to(dtype)
+        for step in range(30):
+            (model(x) - x[:, :3]).square().sum().backward()
+            optimizer.step(0.01 / (1 + step))
+        return [optimizer.vector, optimizer.averaged, optimizer.second, optimizer.gradient]
+
+    # Double precision takes PyTorch's operations.
+    for mine, plain in zip(steps(torch.float32), steps(torch.float64), strict=True):
+        torch.testing.assert_close(mine.double(), plain, atol=1e-5, rtol=1e-4)

@@ -18,7 +18,7 @@ from remasker.table import EncodedTable
 from remasker.training import Trainer
 from tuning.space import DEFAULTS, split_settings
 
-#: Seconds per step outside the layers: embedding, heads, loss, and the overhead of small operations.
+#: Seconds per step outside the layers, and the overhead of small operations.
 PER_STEP = 2.6e-3
 #: Seconds per element of a B × d × w activation and layer, forward and backward.
 PER_ELEMENT = 5.6e-8
