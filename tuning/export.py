@@ -249,7 +249,7 @@ def versions() -> dict[str, str]:
     import remasker
 
     found = {"remasker": remasker.__version__, "python": platform.python_version()}
-    for name in ("torch", "numpy", "pandas", "scikit-learn", "ray", "optuna"):
+    for name in ("torch", "numba", "numpy", "scipy", "pandas", "scikit-learn", "ray", "optuna"):
         with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
