@@ -9,6 +9,7 @@ uniform       the paper's: every row keeps ``int(d · (1 - ratio))`` of its obse
 random_ratio  every row hides a share of its own, drawn uniformly around `ratio`
 copy          a row also hides what another, randomly drawn row is missing (CACTI)
 gentle_copy   as copy, from the one of three rows that leaves most to see
+nested_copy   as copy, from a row that lacks all this one lacks: what is left really occurs
 proportional  a column is hidden in proportion to how often it is missing (PMAE)
 ============= ======================================================================================
 """
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from remasker.errors import InvalidConfigError, nearest
 
-STRATEGIES = ("uniform", "random_ratio", "copy", "gentle_copy", "proportional")
+STRATEGIES = ("uniform", "random_ratio", "copy", "gentle_copy", "nested_copy", "proportional")
 
 
 def parse_masking(masking: str) -> tuple[str, ...]:
@@ -110,6 +111,30 @@ def _gentle_copy(
     return _copy(observed, ratio, noise, generator, n_donors=3)
 
 
+def _nested_copy(
+    observed: Tensor, ratio: float, noise: Tensor, generator: torch.Generator, n_donors: int = 24
+) -> Tensor:
+    """The first of some donors that lacks all that the row lacks; else the gentlest of them.
+
+    With `copy` a row loses its own gaps and the donor's, more than any real row lacks. Here it is
+    asked for what will be asked of it, no more.
+    """
+    n_rows, n_columns = observed.shape
+    visible, cost = observed, torch.full((n_rows,), n_columns, device=observed.device)
+    # One donor at a time: all of them at once would take `n_donors` times the table.
+    for _ in range(n_donors):
+        donor = observed[torch.randint(n_rows, (n_rows,), generator=generator, device=cost.device)]
+        n_hidden = (observed & ~donor).sum(dim=1)
+        real = ~(donor & ~observed).any(dim=1)
+        # A donor that hides nothing teaches nothing.
+        price = n_hidden.masked_fill(real, 0).masked_fill(n_hidden == 0, n_columns)
+        better = price < cost
+        visible = torch.where(better.unsqueeze(1), observed & donor, visible)
+        cost = torch.where(better, price, cost)
+    idle = (cost == n_columns).unsqueeze(1)
+    return torch.where(idle, _random_ratio(observed, ratio, noise, generator), visible)
+
+
 def _proportional(
     observed: Tensor, ratio: float, noise: Tensor, generator: torch.Generator
 ) -> Tensor:
@@ -124,5 +149,6 @@ _DRAW = {
     "random_ratio": _random_ratio,
     "copy": _copy,
     "gentle_copy": _gentle_copy,
+    "nested_copy": _nested_copy,
     "proportional": _proportional,
 }

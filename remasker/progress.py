@@ -63,7 +63,8 @@ class FitProgress:
             yield [None] * self.n_models
             return
         ended = threading.Event()
-        with tempfile.TemporaryDirectory(prefix="remasker-") as folder:
+        # After Ctrl-C a process may still begin a file while the folder is being removed.
+        with tempfile.TemporaryDirectory(prefix="remasker-", ignore_cleanup_errors=True) as folder:
             files = [Path(folder) / str(k) for k in range(self.n_models)]
 
             def watch() -> None:

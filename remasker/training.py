@@ -41,7 +41,8 @@ class TrainingConfig:
     >>> TrainingConfig(masking="copi")
     Traceback (most recent call last):
     remasker.errors.InvalidConfigError: masking: expected a mixture ('a+b') of 'uniform', \
-'random_ratio', 'copy', 'gentle_copy', 'proportional', got 'copi'; did you mean 'copy'?
+'random_ratio', 'copy', 'gentle_copy', 'nested_copy', 'proportional', got 'copi'; did you mean \
+'copy'?
     """
 
     epochs: int | None = None

@@ -264,8 +264,7 @@ def test_interrupted_in_a_shell(tmp_path: Path) -> None:
     time.sleep(15)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert err == "remasker: interrupted; nothing was written\n"
+    assert (process.returncode, err) == (130, "remasker: interrupted; nothing was written\n")
     assert [p.name for p in tmp_path.iterdir()] == ["people.csv"]
 
 

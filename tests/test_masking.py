@@ -60,6 +60,19 @@ def test_copy_hides_only_what_some_row_is_missing():
     assert hidden[250:, 0].float().mean() < 0.2
 
 
+def test_nested_copy_leaves_patterns_that_occur():
+    observed = torch.ones(400, 6, dtype=torch.bool)
+    observed[100:300, 1] = False
+    observed[200:300, [2, 4]] = False
+    observed[300:, 3] = False
+    visible = draw(observed, "nested_copy")
+    occurring = {tuple(row) for row in observed.unique(dim=0).tolist()}
+    assert {tuple(row) for row in visible[:200].tolist()} <= occurring
+    # A complete row loses something, a row with gaps gets those of rows that lack more.
+    assert (visible[:100].sum(dim=1) < 6).all()
+    assert not visible[100:200][:, [2, 4]].any()
+
+
 def test_proportional_follows_the_missing_rate():
     observed = torch.ones(5000, 4, dtype=torch.bool)
     observed[:2500, 0] = False
