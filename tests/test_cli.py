@@ -252,6 +252,20 @@ def test_help_is_fast_and_teaches() -> None:
         assert f" {heavy}\n" not in done.stderr
 
 
+def test_interrupted_where_libraries_make_another_error_of_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def importing(*_: Any, **__: Any) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except BaseException:
+            raise ImportError("numpy._core.multiarray failed to import") from None
+
+    monkeypatch.setattr("remasker.files.read_table", importing)
+    code, out, err = run(capsys, "describe", "people.csv")
+    assert (code, out, err) == (130, "", "remasker: interrupted; nothing was written\n")
+
+
 @pytest.mark.slow
 def test_interrupted_in_a_shell(tmp_path: Path) -> None:
     (tmp_path / "people.csv").write_text(TABLE)

@@ -104,9 +104,10 @@ def build_parser() -> Parser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the answer is the exit code."""
     args = build_parser().parse_args(arguments)
-    with _interruptible(), _warnings_as_sentences():
+    with _warnings_as_sentences():
         try:
-            return args.run(args) or 0
+            with _interruptible():
+                return args.run(args) or 0
         except RemaskerError as error:
             say(_in_words_of_the_shell(str(error)))
             return 2
@@ -395,7 +396,11 @@ def _warnings_as_sentences() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
+    pressed = False
+
     def interrupt(*_: Any) -> NoReturn:
+        nonlocal pressed
+        pressed = True
         raise Interrupted
 
     try:
@@ -409,6 +414,10 @@ def _interruptible() -> Iterator[None]:
         return
     try:
         yield
+    except Exception as error:
+        if pressed:  # extensions make an error of their own of it, most while they are imported
+            raise Interrupted from error
+        raise
     finally:
         signal.signal(signal.SIGINT, before)
 
