@@ -27,6 +27,8 @@ Arrays = dict[str, np.ndarray]
 CHUNK_ROWS = 1024
 HYPERPARAMETER_ROWS = 300
 NEIGHBOURS = (1, 2, 3, 5, 8, 12, 20)
+#: Trees of more rows than this have leaves of so many more.
+LEAF_ROWS = 5000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +43,14 @@ class ExpertsConfig:
 
     experts: tuple[str, ...] = ("ridge", "trees", "neighbours", "smooth", "warped")
     rounds: int = 3
-    n_folds: int = 5
+    n_folds: int = 10
     #: Trees of a column, all folds together.
     n_trees: int = 100
     min_leaf: int = 1
-    #: No expert learns from more rows than this; the Gaussian process, cubic in them, from fewer.
-    max_rows: int = 5000
+    #: No expert learns from more rows than this. Nearest rows, which cost the square, and the
+    #: Gaussian process, which costs the cube, learn from fewer.
+    max_rows: int = 20_000
+    max_near_rows: int = 5000
     max_smooth_rows: int = 1200
     #: Pseudo-observations that pull the weights of the stack towards the column's mean.
     shrinkage: float = 5.0
@@ -63,6 +67,7 @@ class ExpertsConfig:
         check_integer("n_trees", self.n_trees, 1)
         check_integer("min_leaf", self.min_leaf, 1)
         check_integer("max_rows", self.max_rows, 10)
+        check_integer("max_near_rows", self.max_near_rows, 10)
         check_integer("max_smooth_rows", self.max_smooth_rows, 10)
         check_number("shrinkage", self.shrinkage, 0.0, 1e6)
 
@@ -127,12 +132,14 @@ def fit_trees(
     # scikit-learn wants a single target flat.
     goals = targets[:, 0] if targets.shape[1] == 1 else targets
     per_fold = max(1, config.n_trees // len(names))
+    # Forests of many rows are no larger than those of some: their leaves hold more.
+    min_leaf = max(config.min_leaf, round(len(inputs) / LEAF_ROWS))
     unseen = np.empty_like(targets)
     kept = []
     for fold in names:
         forest = ExtraTreesRegressor(
             n_estimators=per_fold,
-            min_samples_leaf=config.min_leaf,
+            min_samples_leaf=min_leaf,
             random_state=int(random_state.integers(2**31 - 1)),
         ).fit(inputs[folds != fold], goals[folds != fold])
         arrays = _flatten([tree.tree_ for tree in forest.estimators_])
@@ -215,15 +222,18 @@ def fit_neighbours(
     spread = np.maximum(inputs.std(axis=0), 1e-9)[:, None] * np.maximum(targets.std(axis=0), 1e-9)
     covariance = (inputs - inputs.mean(axis=0)).T @ (targets - targets.mean(axis=0)) / len(inputs)
     correlation = np.abs(covariance / spread).max(axis=1)
+    stored = np.zeros(len(inputs), dtype=bool)
+    stored[random_state.permutation(len(inputs))[: config.max_near_rows]] = True
     best: tuple[float, int, np.ndarray, np.ndarray] | None = None
     for metric in (np.ones(inputs.shape[1]), correlation + 0.02):
         scaled = inputs * metric
         unseen = np.empty((len(NEIGHBOURS), *targets.shape))
         for fold in np.unique(folds):
-            known = folds != fold
-            near, far = _nearest(scaled[known], scaled[~known])
+            known = stored & (folds != fold)
+            asked = folds == fold
+            near, far = _nearest(scaled[known], scaled[asked])
             for i, k in enumerate(NEIGHBOURS):
-                unseen[i, ~known] = _average(targets[known], near, far, k)
+                unseen[i, asked] = _average(targets[known], near, far, k)
         errors = ((unseen - targets) ** 2).mean(axis=(1, 2))
         i = int(errors.argmin())
         if best is None or errors[i] < best[0]:
@@ -232,8 +242,8 @@ def fit_neighbours(
     _, i, metric, chosen = best
     arrays = {
         "metric": metric,
-        "reference": (inputs * metric).astype(np.float32),
-        "targets": targets.astype(np.float32),
+        "reference": (inputs * metric)[stored].astype(np.float32),
+        "targets": targets[stored].astype(np.float32),
         "n_neighbours": np.array([NEIGHBOURS[i]]),
     }
     return arrays, chosen

@@ -171,10 +171,26 @@ def test_columns_without_experts_are_the_models():
 
 def test_learning_is_bounded_on_large_tables():
     table, _ = mixed_table(400)
-    config = ExpertsConfig(n_trees=5, max_rows=100, max_smooth_rows=50, rounds=1)
-    tensors, _ = fit_experts(table, None, config=config).to_tensors()
-    sizes = {len(a) for name, a in tensors.items() if name.endswith("reference")}
-    assert max(sizes) <= 100
+    config = ExpertsConfig(n_trees=5, max_rows=200, max_near_rows=100, max_smooth_rows=50, rounds=1)
+    experts = fit_experts(table, None, config=config)
+    assert {record["rows"] for record in experts.weights_table()} == {200}
+    tensors, _ = experts.to_tensors()
+    sizes = {name.split(".")[-2]: len(a) for name, a in tensors.items() if "reference" in name}
+    assert sizes == {"neighbours": 100, "smooth": 50, "warped": 50}
+
+
+def test_forests_of_many_rows_are_no_larger(monkeypatch):
+    inputs = np.random.default_rng(0).normal(size=(1000, 2))
+    folds = np.arange(1000) % 2
+    sizes = []
+    for rows in (slice(250), slice(1000)):
+        random_state, config = np.random.default_rng(0), ExpertsConfig(n_trees=4)
+        monkeypatch.setattr("remasker.expert_models.LEAF_ROWS", 250)
+        given = inputs[rows], inputs[rows, :1], folds[rows]
+        arrays, unseen = EXPERTS["trees"][0](*given, random_state, config, None)
+        sizes.append(len(arrays["feature"]))
+        assert np.mean((unseen - inputs[rows, :1]) ** 2) < 0.1
+    assert sizes[1] < 1.5 * sizes[0]
 
 
 def test_a_complete_or_nearly_empty_table_has_no_experts():

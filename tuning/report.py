@@ -10,8 +10,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from remasker.experts import MODEL, Experts
 from remasker.imputer import ReMaskerImputer
 
+#: Who speaks in a stack, as the page calls and paints them; what is missing to 1 is the mean's.
+VOICES = {
+    "ReMasker": ((MODEL,), "model"),
+    "Gaussian processes": (("smooth", "warped"), "smooth"),
+    "trees": (("trees",), "trees"),
+    "nearest rows": (("neighbours",), "near"),
+    "linear": (("ridge",), "ridge"),
+}
 MAX_COLUMNS = 30
 MAX_DISTRIBUTIONS = 6
 N_INTERVALS = 40
@@ -20,7 +29,8 @@ MAX_ROWS = 5000
 
 STYLE = """
 :root { --ink: #1d2433; --soft: #6b7486; --line: #e3e7ee; --paper: #ffffff; --ground: #f6f7fa;
-  --model: #2f6fde; --mean: #c3892b; --gone: #b9c0cc; --bad: #c8473d; }
+  --model: #2f6fde; --mean: #c3892b; --gone: #b9c0cc;
+  --smooth: #7a5cc7; --trees: #3c9a6b; --near: #86c3a3; --ridge: #b7a6e3; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e8ebf2; --soft: #98a2b5; --line: #2c3444;
   --paper: #171c26; --ground: #10141c; --model: #6b9dff; --mean: #e0ab52; --gone: #4c5568; } }
 body { margin: 0; background: var(--ground); color: var(--ink);
@@ -68,8 +78,9 @@ def render(
             "Error per column",
             "On cells that took part in nothing else, beside the error of the column's mean "
             f"({_text(error['metric'])} error; left is better). As far as observed cells can tell.",
-            _legend() + draw_columns(error["columns"]),
+            _legend({"model": "model", "column mean": "mean"}) + draw_columns(error["columns"]),
         ),
+        _section("Whose word counts", *_voices(imputer)),
         _section(
             "Observed and imputed",
             "What the gaps were filled with (line) and what is there (bars), as shares. They need "
@@ -137,11 +148,45 @@ def _section(title: str, words: str, body: str) -> str:
     return f"<section><h2>{title}</h2><p>{words}</p>{body}</section>" if body else ""
 
 
-def _legend() -> str:
-    return (
-        '<p><span class="key" style="background:var(--model)"></span>model'
-        '<span class="key" style="background:var(--mean)"></span>column mean</p>'
+def _legend(colors: Mapping[str, str]) -> str:
+    keys = (
+        f'<span class="key" style="background:var(--{color})"></span>{name}'
+        for name, color in colors.items()
     )
+    return f"<p>{''.join(keys)}</p>"
+
+
+def _voices(imputer: ReMaskerImputer) -> tuple[str, str]:
+    """What the experts and ReMasker weigh, and in how many columns ReMasker lowers the error."""
+    columns = listened_to(imputer.ensemble_.experts)
+    if not columns:
+        return "", ""
+    names = {j: str(column.name) for j, column in enumerate(imputer.encoder_.modelled)}
+    helped = sum(column["gain"] > column["gain_standard_error"] for column in columns.values())
+    words = (
+        "The last word in every column, weighed by observed cells that nobody had seen. ReMasker's "
+        "own prediction lowers the error there by more than its standard error in "
+        f"{helped} of {len(columns)} columns."
+    )
+    colors = {name: color for name, (_, color) in VOICES.items()} | {"column mean": "mean"}
+    shown = {names[j]: column for j, column in columns.items()}
+    return words, _legend(colors) + draw_voices(shown)
+
+
+def listened_to(stacks: Sequence[Experts]) -> dict[int, dict[str, float]]:
+    """Per column the weight of each voice and what ReMasker gains, averaged over the stacks."""
+    found: dict[int, list[dict[str, float]]] = {}
+    for record in (record for stack in stacks for record in stack.weights_table()):
+        weights = {
+            name: sum(record["weights"].get(part, 0.0) for part in parts)
+            for name, (parts, _) in VOICES.items()
+        }
+        gains = {name: record.get(name, 0.0) for name in ("gain", "gain_standard_error")}
+        found.setdefault(record["column"], []).append(weights | gains)
+    return {
+        j: {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+        for j, rows in found.items()
+    }
 
 
 def _table(rows: pd.DataFrame) -> str:
@@ -267,6 +312,30 @@ def draw_columns(columns: Sequence[Mapping[str, Any]]) -> str:
         parts.append(_dot(a, y, "model", 5, f"model {column['error']:.4f}"))
         parts.append(_label(832, y + 4, f"{column['cells']} cells"))
     return _svg(900, 30 + 22 * len(known), parts, "error per column")
+
+
+def draw_voices(columns: Mapping[str, Mapping[str, float]]) -> str:
+    """A bar per column, cut into what each voice weighs; the rest is the column's mean.
+
+    >>> draw_voices({"age": {"ReMasker": 0.3, "trees": 0.5}}).count("<rect")
+    3
+    """
+    parts = []
+    shown = list(columns.items())[:MAX_COLUMNS]
+    for place, (name, weights) in enumerate(shown):
+        y = 6 + 22 * place
+        parts.append(_label(200, y + 11, name[:28], "end", "name"))
+        voices = {voice: (weights.get(voice, 0.0), color) for voice, (_, color) in VOICES.items()}
+        voices["column mean"] = (max(0.0, 1 - sum(w for w, _ in voices.values())), "mean")
+        left = 210.0
+        for voice, (weight, color) in voices.items():
+            if weight > 0.005:
+                parts.append(
+                    f'<rect x="{left:.1f}" y="{y}" width="{610 * weight:.1f}" height="14" '
+                    f'fill="var(--{color})"><title>{voice} {weight:.2f}</title></rect>'
+                )
+            left += 610 * weight
+    return _svg(900, 12 + 22 * len(shown), parts, "weights of the experts per column")
 
 
 def draw_distributions(frame: pd.DataFrame, imputer: ReMaskerImputer) -> list[str]:

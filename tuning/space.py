@@ -47,7 +47,8 @@ DEFAULT_SPACE: dict[str, BaseDistribution] = {
         (
             "copy+gentle_copy+random_ratio",
             "copy+random_ratio",
-            "gentle_copy",
+            "nested_copy",
+            "nested_copy+copy",
             "random_ratio",
             "uniform",
         )
