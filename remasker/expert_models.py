@@ -43,7 +43,7 @@ class ExpertsConfig:
 
     experts: tuple[str, ...] = ("ridge", "trees", "neighbours", "smooth", "warped")
     rounds: int = 3
-    n_folds: int = 10
+    n_folds: int = 5
     #: Trees of a column, all folds together.
     n_trees: int = 100
     min_leaf: int = 1
@@ -222,8 +222,9 @@ def fit_neighbours(
     spread = np.maximum(inputs.std(axis=0), 1e-9)[:, None] * np.maximum(targets.std(axis=0), 1e-9)
     covariance = (inputs - inputs.mean(axis=0)).T @ (targets - targets.mean(axis=0)) / len(inputs)
     correlation = np.abs(covariance / spread).max(axis=1)
-    stored = np.zeros(len(inputs), dtype=bool)
-    stored[random_state.permutation(len(inputs))[: config.max_near_rows]] = True
+    stored = np.ones(len(inputs), dtype=bool)
+    if len(inputs) > config.max_near_rows:
+        stored[random_state.permutation(len(inputs))[config.max_near_rows :]] = False
     best: tuple[float, int, np.ndarray, np.ndarray] | None = None
     for metric in (np.ones(inputs.shape[1]), correlation + 0.02):
         scaled = inputs * metric

@@ -158,7 +158,7 @@ def _legend(colors: Mapping[str, str]) -> str:
 
 def _voices(imputer: ReMaskerImputer) -> tuple[str, str]:
     """What the experts and ReMasker weigh, and in how many columns ReMasker lowers the error."""
-    columns = listened_to(imputer.ensemble_.experts)
+    columns = _listened_to(imputer.ensemble_.experts)
     if not columns:
         return "", ""
     names = {j: str(column.name) for j, column in enumerate(imputer.encoder_.modelled)}
@@ -173,7 +173,7 @@ def _voices(imputer: ReMaskerImputer) -> tuple[str, str]:
     return words, _legend(colors) + draw_voices(shown)
 
 
-def listened_to(stacks: Sequence[Experts]) -> dict[int, dict[str, float]]:
+def _listened_to(stacks: Sequence[Experts]) -> dict[int, dict[str, float]]:
     """Per column the weight of each voice and what ReMasker gains, averaged over the stacks."""
     found: dict[int, list[dict[str, float]]] = {}
     for record in (record for stack in stacks for record in stack.weights_table()):
