@@ -126,6 +126,23 @@ class Ensemble:
         """The most likely value of every cell: a scaled number, or the code of a level."""
         return harden(self.complete(table), self.n_categories)
 
+    def weights_table(self) -> list[dict[str, Any]]:
+        """`Experts.weights_table`, averaged over the stacks."""
+        table = []
+        for records in zip(*(stack.weights_table() for stack in self.experts), strict=True):
+            experts = sorted({name for record in records for name in record["weights"]})
+            weights = {
+                name: float(np.mean([record["weights"].get(name, 0.0) for record in records]))
+                for name in experts
+            }
+            means = {
+                name: float(np.mean([record[name] for record in records]))
+                for name, value in records[0].items()
+                if isinstance(value, float)
+            }
+            table.append({**records[0], **means, "weights": weights})
+        return table
+
     def honest(self, folds: np.ndarray) -> HonestPredict:
         """Predictions of training rows, each by the member that left out the row's fold."""
         members = [self.alone(index) for index in range(len(self.members))]

@@ -14,6 +14,7 @@ from remasker import expert_models
 from remasker.errors import ArtifactError, InvalidConfigError
 from remasker.expert_models import EXPERTS, ExpertsConfig
 from remasker.experts import Experts, fit_experts, places
+from remasker.inference import Ensemble
 from remasker.table import EncodedTable
 
 SMALL = ExpertsConfig(n_trees=10, rounds=3)
@@ -84,6 +85,22 @@ def test_to_disk_and_back_without_pickle(fitted):
     assert np.array_equal(back.complete(table, None), experts.complete(table, None))
     assert back.weights_table() == experts.weights_table()
     assert np.array_equal(back.residuals, experts.residuals, equal_nan=True)
+
+
+def test_what_stacks_weigh_is_averaged():
+    table, _ = mixed_table()
+    small = ExpertsConfig(n_trees=5, rounds=1, experts=("ridge", "trees"))
+    stacks = tuple(fit_experts(table, None, config=small, seed=seed) for seed in (0, 1))
+    ensemble = Ensemble(
+        members=(), n_categories=table.n_categories, residuals=np.zeros((4, 101)), experts=stacks
+    )
+    one, other, both = (who.weights_table() for who in (*stacks, ensemble))
+    assert [record["column"] for record in both] == [record["column"] for record in one]
+    for a, b, mean in zip(one, other, both, strict=True):
+        assert mean["error"] == pytest.approx((a["error"] + b["error"]) / 2)
+        for name in ("ridge", "trees"):
+            weights = [record["weights"].get(name, 0.0) for record in (a, b)]
+            assert mean["weights"].get(name, 0.0) == pytest.approx(sum(weights) / 2)
 
 
 def test_damaged_file_is_an_artifact_error(fitted):

@@ -102,13 +102,11 @@ def _experts(encoder: TableEncoder, ensemble: Ensemble) -> list[str]:
     if not ensemble.experts:
         return []
     rows = [("column", "error ÷ mean's", "who is trusted, on cells that they had not seen")]
-    for records in zip(*(stack.weights_table() for stack in ensemble.experts), strict=True):
-        names = sorted({name for record in records for name in record["weights"]})
-        said = {n: sum(r["weights"].get(n, 0) for r in records) / len(records) for n in names}
-        trusted = ", ".join(f"{n} {w:.0%}" for n, w in sorted(said.items(), key=lambda x: -x[1]))
-        error = sum(record["error"] for record in records) / len(records)
-        name = str(encoder.modelled[records[0]["column"]].name)
-        rows.append((name, f"{error:.2f}", trusted or "nobody: the mean"))
+    for record in ensemble.weights_table():
+        said = sorted(record["weights"].items(), key=lambda x: -x[1])
+        trusted = ", ".join(f"{name} {weight:.0%}" for name, weight in said)
+        name = str(encoder.modelled[record["column"]].name)
+        rows.append((name, f"{record['error']:.2f}", trusted or "nobody: the mean"))
     return ["", "second stage:", *_aligned(rows)]
 
 

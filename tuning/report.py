@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from remasker.experts import MODEL, Experts
+from remasker.experts import MODEL
 from remasker.imputer import ReMaskerImputer
 
 #: Who speaks in a stack, as the page calls and paints them; what is missing to 1 is the mean's.
@@ -158,35 +158,19 @@ def _legend(colors: Mapping[str, str]) -> str:
 
 def _voices(imputer: ReMaskerImputer) -> tuple[str, str]:
     """What the experts and ReMasker weigh, and in how many columns ReMasker lowers the error."""
-    columns = _listened_to(imputer.ensemble_.experts)
-    if not columns:
+    records = imputer.ensemble_.weights_table()
+    if not records:
         return "", ""
-    names = {j: str(column.name) for j, column in enumerate(imputer.encoder_.modelled)}
-    helped = sum(column["gain"] > column["gain_standard_error"] for column in columns.values())
+    helped = sum(r.get("gain", 0.0) > r.get("gain_standard_error", 0.0) for r in records)
     words = (
         "The last word in every column, weighed by observed cells that nobody had seen. ReMasker's "
         "own prediction lowers the error there by more than its standard error in "
-        f"{helped} of {len(columns)} columns."
+        f"{helped} of {len(records)} columns."
     )
     colors = {name: color for name, (_, color) in VOICES.items()} | {"column mean": "mean"}
-    shown = {names[j]: column for j, column in columns.items()}
-    return words, _legend(colors) + draw_voices(shown)
-
-
-def _listened_to(stacks: Sequence[Experts]) -> dict[int, dict[str, float]]:
-    """Per column the weight of each voice and what ReMasker gains, averaged over the stacks."""
-    found: dict[int, list[dict[str, float]]] = {}
-    for record in (record for stack in stacks for record in stack.weights_table()):
-        weights = {
-            name: sum(record["weights"].get(part, 0.0) for part in parts)
-            for name, (parts, _) in VOICES.items()
-        }
-        gains = {name: record.get(name, 0.0) for name in ("gain", "gain_standard_error")}
-        found.setdefault(record["column"], []).append(weights | gains)
-    return {
-        j: {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
-        for j, rows in found.items()
-    }
+    columns = imputer.encoder_.modelled
+    weights = {str(columns[record["column"]].name): record["weights"] for record in records}
+    return words, _legend(colors) + draw_voices(weights)
 
 
 def _table(rows: pd.DataFrame) -> str:
@@ -317,7 +301,7 @@ def draw_columns(columns: Sequence[Mapping[str, Any]]) -> str:
 def draw_voices(columns: Mapping[str, Mapping[str, float]]) -> str:
     """A bar per column, cut into what each voice weighs; the rest is the column's mean.
 
-    >>> draw_voices({"age": {"ReMasker": 0.3, "trees": 0.5}}).count("<rect")
+    >>> draw_voices({"age": {"remasker": 0.3, "trees": 0.5}}).count("<rect")
     3
     """
     parts = []
@@ -325,7 +309,10 @@ def draw_voices(columns: Mapping[str, Mapping[str, float]]) -> str:
     for place, (name, weights) in enumerate(shown):
         y = 6 + 22 * place
         parts.append(_label(200, y + 11, name[:28], "end", "name"))
-        voices = {voice: (weights.get(voice, 0.0), color) for voice, (_, color) in VOICES.items()}
+        voices = {
+            voice: (sum(weights.get(expert, 0.0) for expert in experts), color)
+            for voice, (experts, color) in VOICES.items()
+        }
         voices["column mean"] = (max(0.0, 1 - sum(w for w, _ in voices.values())), "mean")
         left = 210.0
         for voice, (weight, color) in voices.items():
