@@ -58,6 +58,9 @@ from tuning.trial import TrialData, TrialResult, read_result
 Space = tuple[dict[str, BaseDistribution], dict[str, Any]]
 #: What the operating system says of a disk that is full, read-only, broken or gone.
 STORAGE_FAILS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE}
+#: Refitted models that are averaged, if there is time for them. Four of one setting by different
+#: seeds have 0.97 of the error of one (five tables, masks 0 and 1; compressive 0.92).
+REFITTED = 4
 #: Less free disk than this and a run would die half-way.
 MIN_FREE_BYTES = 100e6
 
@@ -198,10 +201,12 @@ def _tune(
             if config.experts is not None:
                 view.tell("stage", {"text": "experts on top of the best"})
                 second = add_experts(members[0], data, joint, config, budget, seconds=taken[0])
-            refitted = None
-            if config.refit and second is None and budget.left > _refit_seconds(config, taken):
+            refitted, n_copies = None, 0
+            if config.refit and second is None:
+                n_copies = _affordable_copies(config, taken, budget.left)
+            if n_copies:
                 view.tell("stage", {"text": "training the best once more, on all cells"})
-                refitted = _refit(members, data, config)
+                refitted = _refit(members, n_copies, data, config)
         # Members of an ensemble are found again by their trial's number.
         chosen = tuple(numbers[k] for k in selection.chosen)
         provenance |= {"seed": members[0].seed, "run": name, "trials": list(chosen)}
@@ -237,7 +242,8 @@ def _tune(
             "error": _error_record(outcome),
             # How far each column's numbers are trusted; null: wholly.
             "trust": trust,
-            "refitted": refitted is not None,
+            # How many times each member was trained on all cells.
+            "refitted": n_copies,
         }
         _write(result, record, frame, source, file)
     return result
@@ -408,21 +414,33 @@ def _whole_seconds(trial: optuna.trial.FrozenTrial) -> float:
     return float(told.get("seconds", 0.0)) * max(1.0, wanted / done)
 
 
-def _refit_seconds(config: SearchConfig, taken: Sequence[float]) -> float:
-    """What refitting costs members that took so long: they go side by side."""
-    return 2 + 1.3 * max(taken) * math.ceil(len(taken) / slots(config))
+def _affordable_copies(config: SearchConfig, taken: Sequence[float], left: float) -> int:
+    """How often members that took so long can be refitted, side by side; 0 if there is no time."""
+    wanted = math.ceil(REFITTED / len(taken))
+    return max(
+        (
+            n
+            for n in range(1, wanted + 1)
+            if 2 + 1.3 * max(taken) * math.ceil(n * len(taken) / slots(config)) < left
+        ),
+        default=0,
+    )
 
 
-def _refit(members: Sequence[Member], data: TrialData, config: SearchConfig) -> list[Member]:
-    """The members trained on all observed cells, side by side."""
+def _refit(
+    members: Sequence[Member], n_copies: int, data: TrialData, config: SearchConfig
+) -> list[Member]:
+    """The members trained on all observed cells, so many times each, side by side."""
 
-    def one(member: Member, table: EncodedTable, device: str) -> Member:
+    def one(member: Member, table: EncodedTable, device: str, copy: int) -> Member:
         with one_thread():
-            return export.refit_member(member, table, device)
+            return export.refit_member(member, table, device, copy)
 
     task = ray.remote(num_cpus=config.cpus_per_trial, num_gpus=config.gpus_per_trial)(one)
     shared = ray.put(data.table)
-    refitted: list[Member] = ray.get([task.remote(m, shared, data.device) for m in members])
+    refitted: list[Member] = ray.get(
+        [task.remote(m, shared, data.device, k) for k in range(n_copies) for m in members]
+    )
     return refitted
 
 

@@ -48,8 +48,10 @@ TABLE_OPTIONS = ("kinds", "exclude", "bounds", "missing_values", "text")
 # ---------------------------------------------------------------------- the model
 
 
-def refit_member(member: Member, table: EncodedTable, device: str = "cpu") -> Member:
+def refit_member(member: Member, table: EncodedTable, device: str = "cpu", copy: int = 0) -> Member:
     """The member's configuration trained on every observed cell, for its best number of epochs.
+
+    Each `copy` has a seed of its own.
 
     The learning rate keeps its schedule over the whole horizon, so that the weights stop where the
     held-out cells had found them best.
@@ -62,9 +64,8 @@ def refit_member(member: Member, table: EncodedTable, device: str = "cpu") -> Me
     >>> refit_member(member, table).epochs
     2
     """
-    trainer = Trainer(
-        table, member.model_config, member.training_config, seed=member.seed, device=device
-    )
+    seed = member.seed + copy
+    trainer = Trainer(table, member.model_config, member.training_config, seed=seed, device=device)
     for report in trainer.epochs():
         if report.epoch >= member.epochs:
             break
@@ -176,7 +177,8 @@ def reproduce(run: str | os.PathLike[str], table: Any) -> ReMaskerImputer:
             seen = encoded if second["refitted"] else encoded.hide(data.holdout.all)
             stages = two_stages(seen, members[0], data.device)
         elif record["refitted"]:
-            refitted = [refit_member(member, encoded) for member in members]
+            copies = range(int(record["refitted"]))
+            refitted = [refit_member(m, encoded, copy=k) for k in copies for m in members]
     provenance |= {"seed": members[0].seed}
     trust = record.get("trust")
     return assemble(
