@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +253,17 @@ def test_help_is_fast_and_teaches() -> None:
         assert f" {heavy}\n" not in done.stderr
 
 
+def test_errors_are_sentences_in_the_background_too(folder: Path, capsys: Any) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        code, _, err = run(capsys, "fit", "people.csv", "-o", "m", "--set", "widht=3")
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert code == 2
+    assert "did you mean 'width'?" in err
+
+
 def test_interrupted_where_libraries_make_another_error_of_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -262,7 +274,12 @@ def test_interrupted_where_libraries_make_another_error_of_it(
             raise ImportError("numpy._core.multiarray failed to import") from None
 
     monkeypatch.setattr("remasker.files.read_table", importing)
-    code, out, err = run(capsys, "describe", "people.csv")
+    # A suite that was started in the background ignores it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        code, out, err = run(capsys, "describe", "people.csv")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (code, out, err) == (130, "", "remasker: interrupted; nothing was written\n")
 
 
@@ -273,7 +290,13 @@ def test_interrupted_in_a_shell(tmp_path: Path) -> None:
     command += ["--epochs", "1000000", "--set", "patience=none"]
     environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
     process = subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=tmp_path,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A suite that was started in the background would hand on that it ignores Ctrl-C.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
     time.sleep(15)
     process.send_signal(signal.SIGINT)

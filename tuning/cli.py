@@ -15,6 +15,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -403,15 +404,11 @@ def _interruptible() -> Iterator[None]:
         pressed = True
         raise Interrupted
 
-    try:
-        before = signal.getsignal(signal.SIGINT)
-        if before is signal.SIG_IGN:  # started in the background: leave it so
-            yield
-            return
+    before = signal.getsignal(signal.SIGINT)
+    # Started in the background, it is ignored, and stays so; other threads may not set it.
+    ours = before is not signal.SIG_IGN and threading.current_thread() is threading.main_thread()
+    if ours:
         signal.signal(signal.SIGINT, interrupt)
-    except ValueError:  # not the main thread
-        yield
-        return
     try:
         yield
     except Exception as error:
@@ -419,7 +416,8 @@ def _interruptible() -> Iterator[None]:
             raise Interrupted from error
         raise
     finally:
-        signal.signal(signal.SIGINT, before)
+        if ours:
+            signal.signal(signal.SIGINT, before)
 
 
 if __name__ == "__main__":
