@@ -113,7 +113,7 @@ def scenario(storage: Path) -> dict[str, Any]:
     table = pd.DataFrame({"a": size, "b": 2 * size + 0.1 * rng.normal(size=300), "c": size**2})
     table.loc[rng.random(300) < 0.3, "b"] = np.nan
     options = {"time_budget": None, "early_stopping": False, "space": SPACE, "experts": None}
-    options |= {"storage": str(storage), "checkpoint_seconds": 0.5}
+    options |= {"storage": str(storage), "checkpoint_seconds": 0.5, "refit": False}
 
     def search(name: str, trials: int) -> tuple[threading.Thread, list[Any]]:
         results: list[Any] = []
