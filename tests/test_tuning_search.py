@@ -17,7 +17,7 @@ from remasker.errors import ArtifactError, InvalidConfigError
 from remasker.imputer import ReMaskerImputer
 from tuning import TuneResult, tune, tune_many
 from tuning.affordable import Affordable, AffordableSampler, Budget
-from tuning.api import locked
+from tuning.api import _affordable_copies, locked
 from tuning.config import RunExistsError, SearchConfig, SearchFailedError
 from tuning.cost import CostModel
 from tuning.export import read_run, reproduce
@@ -184,6 +184,7 @@ def test_one_call_gives_everything(run: tuple[pd.DataFrame, TuneResult, Path]) -
     record = json.loads((folder / "run.json").read_text())
     assert record["state"] == "finished"
     assert record["error"]["columns"][1]["column"] == "weight"
+    assert record["refitted"] * len(record["members"]) == len(result.imputer.ensemble_.members)
     page = (folder / "report.html").read_text()
     assert page.count("<svg") >= 4
     assert "http" not in page
@@ -319,3 +320,14 @@ def test_concurrent_trials_need_no_more_than_there_is(one_ray: None, tmp_path: P
     with pytest.raises(InvalidConfigError, match="gpus_per_trial"):
         tune(table, storage=tmp_path, gpus_per_trial=1, **OPTIONS)
     assert SearchConfig().concurrent is None
+
+
+@pytest.mark.parametrize(
+    ("left", "taken", "copies"),
+    [(math.inf, [10.0], 4), (math.inf, [10.0] * 3, 2), (16.0, [10.0], 2), (14.0, [10.0], 0)],
+)
+def test_members_are_refitted_as_often_as_time_allows(
+    left: float, taken: list[float], copies: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tuning.api.slots", lambda config: 2)
+    assert _affordable_copies(SearchConfig(), taken, left) == copies

@@ -169,7 +169,7 @@ def _voices(imputer: ReMaskerImputer) -> tuple[str, str]:
     )
     colors = {name: color for name, (_, color) in VOICES.items()} | {"column mean": "mean"}
     columns = imputer.encoder_.modelled
-    weights = {str(columns[record["column"]].name): record["weights"] for record in records}
+    weights = [(str(columns[record["column"]].name), record["weights"]) for record in records]
     return words, _legend(colors) + draw_voices(weights)
 
 
@@ -298,14 +298,14 @@ def draw_columns(columns: Sequence[Mapping[str, Any]]) -> str:
     return _svg(900, 30 + 22 * len(known), parts, "error per column")
 
 
-def draw_voices(columns: Mapping[str, Mapping[str, float]]) -> str:
+def draw_voices(columns: Sequence[tuple[str, Mapping[str, float]]]) -> str:
     """A bar per column, cut into what each voice weighs; the rest is the column's mean.
 
-    >>> draw_voices({"age": {"remasker": 0.3, "trees": 0.5}}).count("<rect")
+    >>> draw_voices([("age", {"remasker": 0.3, "trees": 0.5})]).count("<rect")
     3
     """
     parts = []
-    shown = list(columns.items())[:MAX_COLUMNS]
+    shown = columns[:MAX_COLUMNS]
     for place, (name, weights) in enumerate(shown):
         y = 6 + 22 * place
         parts.append(_label(200, y + 11, name[:28], "end", "name"))
