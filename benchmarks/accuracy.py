@@ -7,7 +7,8 @@
     python -m benchmarks.accuracy --summary                      # read what earlier calls measured
 
 Methods: `default`, `pure` (without experts), `paper`, `tuned` and `tuned-pure` are ours; `control`
-is our experts without ReMasker; `sklearn-mean`, `sklearn-iterative`, `sklearn-knn`; the peers of
+is our experts without ReMasker, `plain-control` the plainest such chain (ridge, trees and nearest
+rows, four rounds); `sklearn-mean`, `sklearn-iterative`, `sklearn-knn`; the peers of
 `benchmarks.peers`, which need their own environment (`python -m benchmarks.peers` makes it).
 
 Cells come from the frozen masks in `../shared/bench` when they are there, otherwise (seeds above 2,
@@ -58,7 +59,12 @@ FIGURES = (
 )
 OURS = ("tuned", "default", "tuned-pure", "pure", "paper")
 SKLEARN = ("sklearn-mean", "sklearn-iterative", "sklearn-knn")
-METHODS = (*OURS, "control", *SKLEARN, *peers.PEERS)
+#: Experts without ReMasker: settings of `ExpertsConfig`.
+CONTROLS: dict[str, dict[str, Any]] = {
+    "control": {},
+    "plain-control": {"experts": ("ridge", "trees", "neighbours"), "rounds": 4},
+}
+METHODS = (*OURS, *CONTROLS, *SKLEARN, *peers.PEERS)
 #: Recorded in `../shared/bench/baselines.csv` only.
 RECORDED = ("reference-remasker", "experts-alone")
 
@@ -133,8 +139,8 @@ def impute(method: str, table: pd.DataFrame, kinds: str, seconds: float, seed: i
     """The completed table, and one draw where the method can draw."""
     if method in OURS:
         return _ours(method, table, kinds, seconds, seed)
-    if method == "control":
-        return _control(table, seed), None
+    if method in CONTROLS:
+        return _control(table, seed, CONTROLS[method]), None
     return _numbers_only(method, table, kinds, seed), None
 
 
@@ -167,8 +173,9 @@ def _ours(method: str, table: pd.DataFrame, kinds: str, seconds: float, seed: in
         return result.imputed, result.imputer.draw(given, n_draws=1, random_state=seed)[0]
 
 
-def _control(table: pd.DataFrame, seed: int) -> pd.DataFrame:
+def _control(table: pd.DataFrame, seed: int, settings: dict[str, Any]) -> pd.DataFrame:
     """The experts of the second stage from the column means, without ReMasker."""
+    from remasker.expert_models import ExpertsConfig
     from remasker.experts import fit_experts
     from remasker.fitting import one_thread
     from remasker.table import TableEncoder
@@ -176,7 +183,8 @@ def _control(table: pd.DataFrame, seed: int) -> pd.DataFrame:
     encoder = TableEncoder(whole_numbers=False).fit(table)
     encoded = encoder.encode(table)
     with one_thread():
-        completed = fit_experts(encoded, None, seed=seed).impute(encoded, None)
+        experts = fit_experts(encoded, None, config=ExpertsConfig(**settings), seed=seed)
+        completed = experts.impute(encoded, None)
     return encoder.complete(table, completed)
 
 

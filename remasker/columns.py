@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import decimal
 import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ _INFERRED = {
     "integer": "integer",
     "floating": "number",
     "mixed-integer-float": "number",
+    "decimal": "number",
     "datetime": "datetime",
     "datetime64": "datetime",
     "date": "datetime",
@@ -45,6 +47,8 @@ _INFERRED = {
 }
 #: A number of so many values, each seen so often on average, has no others.
 MAX_VALUES, MIN_REPEATS = 20, 10
+#: Of an imputed decimal number, after the point; floats know fewer.
+MAX_DIGITS = 30
 _REFUSALS = (TypeError, ValueError, OverflowError, NotImplementedError, ArithmeticError)
 
 
@@ -64,6 +68,8 @@ class Column:
     step: float = 0.0
     #: All the values of a number that has but few; a draw is one of them.
     values: tuple[float, ...] = ()
+    #: Digits after the point of decimal numbers; None for other numbers.
+    digits: int | None = None
     categories: tuple[Any, ...] = ()
     missing_rate: float = 0.0
     #: Why an ignored column is ignored; empty for the others.
@@ -124,9 +130,9 @@ def kind_of(name: Hashable, present: pd.Series) -> str:
         return "boolean"
     if types.is_integer_dtype(dtype):
         return "integer"
-    if types.is_float_dtype(dtype):
+    if types.is_float_dtype(dtype) or _is_decimal(dtype):
         return "number"
-    if types.is_datetime64_any_dtype(dtype):
+    if types.is_datetime64_any_dtype(dtype) or isinstance(dtype, pd.PeriodDtype):
         return "datetime"
     if types.is_timedelta64_dtype(dtype) or getattr(dtype, "kind", "") == "m":
         return "timedelta"
@@ -183,6 +189,10 @@ def is_text(series: pd.Series) -> bool:
 
 def _is_dictionary(dtype: Any) -> bool:
     return str(dtype).startswith("dictionary<")
+
+
+def _is_decimal(dtype: Any) -> bool:
+    return str(dtype).startswith("decimal")
 
 
 # ---------------------------------------------------------------------- gaps
@@ -262,6 +272,8 @@ def _numbers(kind: str, present: pd.Series) -> np.ndarray | None:
         return None  # Seconds or nanoseconds, since when? Nobody knows.
     try:
         if kind == "datetime":
+            if isinstance(present.dtype, pd.PeriodDtype):
+                present = present.dt.to_timestamp()
             moments = pd.to_datetime(
                 present if _dated(present.dtype) else present.astype(object),
                 utc=True,
@@ -313,6 +325,21 @@ def few_values(kind: str, numbers: np.ndarray) -> tuple[float, ...]:
     values = np.unique(numbers)
     often = len(values) <= MAX_VALUES and len(numbers) >= MIN_REPEATS * len(values)
     return tuple(values.tolist()) if often else ()
+
+
+def digits_of(present: pd.Series) -> int | None:
+    """The most digits after the point of a column of decimal numbers; None for other columns.
+
+    >>> digits_of(pd.Series([decimal.Decimal("1.50"), decimal.Decimal("2")]))
+    2
+    """
+    dtype: Any = present.dtype
+    if _is_decimal(dtype):
+        return int(dtype.pyarrow_dtype.scale)
+    if not types.is_object_dtype(dtype) or types.infer_dtype(present) != "decimal":
+        return None
+    most = max(-int(number.as_tuple().exponent) for number in present)
+    return min(max(most, 0), MAX_DIGITS)
 
 
 def codes_of(series: pd.Series, levels: Sequence[Any]) -> np.ndarray:
@@ -406,6 +433,8 @@ def _values(filled: np.ndarray, column: Column, present: pd.Series, dtype: Any) 
     if column.kind == "timedelta":
         spans = pd.to_timedelta(_within(filled, *_TIMEDELTAS), unit="us").as_unit(_unit(dtype))
         return [str(span) for span in spans] if text else list(spans) if objects else spans
+    if _is_decimal(dtype) or (objects and _holds_decimals(column, present)):
+        return _decimals(filled, column, present, dtype)
     if text or objects:
         whole = column.step == 1
         numbers = [int(number) if whole else float(number) for number in filled]
@@ -417,6 +446,30 @@ def _values(filled: np.ndarray, column: Column, present: pd.Series, dtype: Any) 
         limit = float(np.finfo(narrow).max)
         return np.clip(filled, -limit, limit).astype(narrow)
     raise TypeError(f"{dtype} cannot hold numbers")
+
+
+def _holds_decimals(column: Column, present: pd.Series) -> bool:
+    if len(present):
+        return isinstance(present.iloc[0], decimal.Decimal)
+    return column.digits is not None
+
+
+def _decimals(filled: np.ndarray, column: Column, present: pd.Series, dtype: Any) -> Any:
+    """Decimal numbers of as many digits as the others, before the point and after it."""
+    if _is_decimal(dtype):
+        digits = dtype.pyarrow_dtype.scale
+        before = dtype.pyarrow_dtype.precision - digits
+    else:
+        digits = digits_of(present) if column.digits is None else column.digits
+        largest = max(abs(column.low), abs(column.high))
+        before = math.floor(math.log10(largest)) + 1 if largest >= 1 else 0
+    unit = decimal.Decimal(1).scaleb(-digits)
+    # A database column that holds 9.99 at most cannot take 10.02.
+    limit = decimal.Decimal(1).scaleb(before) - unit
+    exact = decimal.Context(prec=400)  # the largest float has 309 digits before the point
+    numbers = (decimal.Decimal(float(number)).quantize(unit, context=exact) for number in filled)
+    # Adding zero makes 0.00 of -0.00.
+    return [exact.add(min(max(number, -limit), limit), 0) for number in numbers]
 
 
 def _integers(filled: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
@@ -445,6 +498,8 @@ def _moments(filled: np.ndarray, column: Column, dtype: Any, example: Any, text:
     zone = getattr(dtype, "tz", None) or getattr(getattr(dtype, "pyarrow_dtype", None), "tz", None)
     zone = zone or getattr(example, "tzinfo", None)
     moments = moments.tz_localize(None) if zone is None else moments.tz_convert(zone)
+    if isinstance(dtype, pd.PeriodDtype):
+        return moments.astype(dtype)
     if text:
         pattern = "%Y-%m-%d" if column.step == 86400 else "%Y-%m-%dT%H:%M:%S"
         return [moment.strftime(pattern) for moment in moments]

@@ -8,14 +8,14 @@ What each kind of column becomes:
 =========== ============================================ ======================================
 kind        dtypes                                       for the model
 =========== ============================================ ======================================
-number      floats                                       scaled number
+number      floats, decimals                             scaled number
 integer     integers; floats that hold whole numbers     scaled number, rounded on the way back
-datetime    dates, datetimes with or without time zone   scaled number of seconds
+datetime    dates, datetimes, periods                    scaled number of seconds
 timedelta   timedeltas                                   scaled number of seconds
 boolean     bool, boolean, object holding bools          category with two levels
 category    category, strings                            category
 ignored     excluded, text, identifiers, empty columns,  not seen; comes back as it was
-            any other dtype (Period, Interval, lists, …)
+            any other dtype (Interval, complex, lists, …)
 =========== ============================================ ======================================
 
 The policy for odd tables, each case held by `tests/test_table_policy.py`:
@@ -60,6 +60,7 @@ from remasker.columns import (
     Column,
     check_kind,
     codes_of,
+    digits_of,
     few_values,
     fill,
     is_text,
@@ -268,6 +269,7 @@ class TableEncoder:
             high=high,
             step=step_of(kind, numbers),
             values=few_values(kind, numbers),
+            digits=digits_of(present),
         )
 
     def _describe_levels(

@@ -95,14 +95,24 @@ COLUMNS: dict[str, tuple[st.SearchStrategy[Any], Callable[[list[Any]], pd.Series
     "object datetime": (moments, lambda v: series(v, object)),
     "timedelta": (spans, lambda v: series(v, "timedelta64[ns]")),
     "arrow duration": (spans, lambda v: series(v, pd.ArrowDtype(pa.duration("us")))),
+    "day": (moments, lambda v: series(v, "datetime64[us]").dt.to_period("D")),
+    "month": (moments, lambda v: series(v, "datetime64[us]").dt.to_period("M")),
+    "decimal": (
+        st.sampled_from(["0.5", "-7", "1.25", "1E+200", "1E-60", "99999999999999999999.99"]).map(
+            decimal.Decimal
+        ),
+        lambda v: series(v, object),
+    ),
+    "arrow decimal": (
+        st.decimals(-99, 99, places=2),
+        lambda v: series(v, pd.ArrowDtype(pa.decimal128(4, 2))),
+    ),
     "empty": (st.none(), lambda v: series(v, "float64")),
     # Of no kind: left alone, with a warning that names them.
-    "period": (moments, lambda v: series(v, "datetime64[us]").dt.to_period("D")),
     "interval": (
         st.integers(0, 5),
         lambda v: series([None if x is None else pd.Interval(x, x + 1) for x in v], object),
     ),
-    "decimal": (st.integers(0, 5).map(decimal.Decimal), lambda v: series(v, object)),
     "list": (st.lists(st.integers(0, 1), max_size=2), lambda v: series(v, object)),
     "complex": (
         st.complex_numbers(allow_nan=False, allow_infinity=False),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import warnings
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,9 @@ def filled(frame: pd.DataFrame, value: float = 0.0, **settings: Any) -> pd.DataF
         ([1, None, 7], "Int64", "integer"),
         ([1.5, None, 7], "Float64", "number"),
         ([1, None, 7], pd.ArrowDtype(pa.int16()), "integer"),
+        ([Decimal("1.50"), None, Decimal("2.5")], object, "number"),
+        ([Decimal(1), None, Decimal(7)], object, "integer"),
+        ([Decimal("1.50"), None, Decimal(7)], pd.ArrowDtype(pa.decimal128(5, 2)), "number"),
         ([True, None, False], "boolean", "boolean"),
         ([True, None, False], object, "boolean"),
         (["a", None, "b"], object, "category"),
@@ -49,6 +53,7 @@ def filled(frame: pd.DataFrame, value: float = 0.0, **settings: Any) -> pd.DataF
         (["a", None, "b"], "category", "category"),
         ([datetime.date(2020, 1, 1), None, datetime.date(2021, 1, 1)], object, "datetime"),
         (["2020-01-01", None, "2021-01-01"], "datetime64[s]", "datetime"),
+        (["2020-01", None, "2021-03"], "period[M]", "datetime"),
         ([1, None, 2], "timedelta64[ns]", "timedelta"),
     ],
 )
@@ -71,6 +76,19 @@ def test_an_imputed_value_never_leaves_its_dtype() -> None:
     assert filled(frame, 1e4)["x"].tolist() == [100, 127, 120]
     huge = pd.DataFrame({"x": [1e308, None, -1e308]})
     assert np.isfinite(filled(huge, 1e4)["x"]).all()
+
+
+def test_a_decimal_has_the_digits_of_its_column() -> None:
+    """What a database wrote as NUMERIC(3, 2) can be written there again."""
+    frame = pd.DataFrame({"x": [Decimal("9.95"), None, Decimal("9.01")]})
+    encoder = TableEncoder().fit(frame)
+    assert repr(encoder.complete(frame, np.full((3, 1), 0.123))["x"][1]) == "Decimal('9.54')"
+    assert repr(encoder.complete(frame, np.full((3, 1), 50.0))["x"][1]) == "Decimal('9.99')"
+    # Also where the rows at hand hold none, and from a file.
+    again = TableEncoder.from_dict(json.loads(json.dumps(encoder.to_dict())))
+    empty = pd.DataFrame({"x": pd.Series([None, None], dtype=object)})
+    assert again.complete(empty, np.zeros((2, 1)))["x"].tolist() == [Decimal("9.48")] * 2
+    assert filled(pd.DataFrame({"x": [Decimal("-0.01"), None, Decimal("0.01")]}))["x"][1] == 0
 
 
 def test_days_stay_days_and_zones_stay_zones() -> None:
