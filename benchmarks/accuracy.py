@@ -196,7 +196,9 @@ def _numbers_only(method: str, table: pd.DataFrame, kinds: str, seed: int) -> pd
     from remasker.metrics import protocol_scale
 
     categories = [c for c in table if isinstance(table[c].dtype, pd.CategoricalDtype)]
-    numbers = table.assign(**{c: table[c].cat.codes.where(table[c].notna()) for c in categories})
+    numbers = table.copy()
+    for c in categories:
+        numbers[c] = table[c].cat.codes.where(table[c].notna())
     scaled = protocol_scale(numbers)
     sklearn = {
         "sklearn-mean": SimpleImputer(),

@@ -108,6 +108,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) == 5:
-        _in_their_environment(*sys.argv[1:4], seed=int(sys.argv[4]))
+        method, given, done, seed = sys.argv[1:]
+        _in_their_environment(method, given, done, seed=int(seed))
     else:
         main()

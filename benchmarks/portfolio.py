@@ -67,7 +67,11 @@ BY_HAND: tuple[dict[str, Any], ...] = (
 
 def pool(size: int, seed: int = 0) -> list[dict[str, Any]]:
     """Entries to choose from: those made by hand, then random points."""
-    from optuna.distributions import CategoricalDistribution, FloatDistribution
+    from optuna.distributions import (
+        CategoricalDistribution,
+        FloatDistribution,
+        IntDistribution,
+    )
 
     from tuning.cost import seconds_per_epoch
     from tuning.space import DEFAULT_SPACE
@@ -83,7 +87,7 @@ def pool(size: int, seed: int = 0) -> list[dict[str, Any]]:
                 low, high = (np.log(d.low), np.log(d.high)) if d.log else (d.low, d.high)
                 drawn = rng.uniform(low, high)
                 settings[name] = float(f"{np.exp(drawn) if d.log else drawn:.2g}")
-            else:
+            elif isinstance(d, IntDistribution):
                 settings[name] = int(rng.integers((d.high - d.low) // d.step + 1) * d.step + d.low)
         epochs = float(np.round(np.exp(rng.uniform(np.log(0.5), np.log(2))), 1))
         # What a search of a few minutes could not pay is of no use at its beginning.
@@ -147,13 +151,13 @@ def choose(errors: pd.DataFrame, cost: pd.Series, size: int, first: str = "defau
     >>> choose(errors, pd.Series(1.0, index=names), 3)
     ['default', 'x', 'y']
     """
-    scores = np.log(errors / errors.min())
+    scores = (errors / errors.min()).map(np.log)
     chosen = [first]
     while len(chosen) < min(size, len(scores)):
         now = scores.loc[chosen].min()
         gain = {
-            name: float((now - np.minimum(now, row)).mean()) / cost[name]
-            for name, row in scores.iterrows()
+            name: float((now - np.minimum(now, scores.loc[name])).mean()) / cost[name]
+            for name in errors.index.astype(str)
             if name not in chosen
         }
         chosen.append(max(gain, key=gain.__getitem__))
@@ -210,7 +214,9 @@ def main() -> None:
     # Tables on which some entry is missing cannot compare entries.
     table = done.pivot_table(index="name", columns=["dataset", "mask"], values=["error", "seconds"])
     table = table.dropna(axis=1)
-    errors, seconds = table["error"], table["seconds"]
+    errors, seconds = (
+        pd.DataFrame(table.xs(figure, axis=1, level=0)) for figure in ("error", "seconds")
+    )
     cost = np.exp(np.log(seconds / seconds.loc["default"]).mean(axis=1))
     print(f"{len(errors)} entries on {errors.shape[1]} tables; leaving each dataset out:")
     print(left_out(errors, cost, args.size).round(3).to_string())

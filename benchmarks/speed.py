@@ -144,9 +144,7 @@ def imputing(n_rows: int = 2000, n_columns: int = 8) -> None:
         "with experts": n_rows / quartiles(clock(lambda: both.transform(gaps), 3))[1],
     }
     for name, imputer in theirs.items():
-        rows[name] = (
-            n_rows / quartiles(clock(lambda imputer=imputer: imputer.transform(gaps), 3))[1]
-        )  # type: ignore[misc]
+        rows[name] = n_rows / quartiles(clock(partial(imputer.transform, gaps), 3))[1]
     print(f"\nimputing {n_rows} × {n_columns}: {batched:,.0f} rows/s in batches (pure ReMasker)")
     for name, rate in rows.items():
         print(f"  {batched / rate:8.1f} × {name} ({rate:,.0f} rows/s)")
@@ -173,7 +171,7 @@ def quality(dataset: str) -> None:
         held = hold_out(encoded.observed, 0.1, np.random.default_rng(0))
         estimator = ReMaskerImputer(**settings)
         trainer = Trainer(encoded, *estimator._configs(), held_out=held)
-        rows = held.any(axis=1)
+        rows = np.flatnonzero(held.any(axis=1))
         truth = encoder.in_units(encoded.values)[rows][held[rows]]
         points, spent, last = [], 0.0, time.thread_time()
         for report in trainer.epochs():
