@@ -181,8 +181,9 @@ def samplers(datasets: list[str], masks: list[int], seconds: float, path: Path) 
         other: np.log((done["shipped"] / done[other]).to_numpy()) for other in ("random", "tpe")
     }
     return "\n".join(
-        f"shipped ÷ {other}: {np.exp(logs.mean()):.3f} (log ± {logs.std(ddof=1) / len(logs) ** 0.5:.3f}), better on "
-        f"{(logs < 0).sum()} of {len(logs)}"
+        f"shipped ÷ {other}: {np.exp(logs.mean()):.3f} "
+        f"(log ± {logs.std(ddof=1) / len(logs) ** 0.5:.3f}), "
+        f"better on {(logs < 0).sum()} of {len(logs)}"
         for other, logs in ratios.items()
     )
 
