@@ -167,6 +167,19 @@ def test_a_batch_without_any_cell_of_a_column_changes_no_type(
     assert_filled(table, tmp_path / "out.parquet")
 
 
+def test_decimals_stay_decimals(tmp_path: Path, small_batches: None) -> None:
+    """Also in a batch that holds none of them."""
+    size = np.random.default_rng(0).normal(size=200)
+    prices = pa.array(np.round(size, 2)).cast(pa.decimal128(3, 2)).to_pylist()
+    prices[:100] = [None] * 100
+    table = pa.table({"size": size, "price": pa.array(prices, pa.decimal128(3, 2))})
+    imputer = ReMaskerImputer(random_state=0, experts=None, n_members=1, **TINY)
+    imputer.fit(from_arrow(table))
+    pq.write_table(table, tmp_path / "in.parquet")
+    impute_file(imputer, str(tmp_path / "in.parquet"), str(tmp_path / "out.parquet"))
+    assert_filled(table, tmp_path / "out.parquet")
+
+
 def test_the_order_of_levels_is_kept(
     tmp_path: Path, small_batches: None, imputer: ReMaskerImputer
 ) -> None:
