@@ -28,8 +28,9 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -260,15 +261,24 @@ def measure(key: tuple[str, str, float, int, str, str], seconds: float) -> dict[
     return {k: f"{v:.5f}" if k in FIGURES and isinstance(v, float) else v for k, v in row.items()}
 
 
-def run(keys: Iterable[tuple[Any, ...]], jobs: int, seconds: float, path: Path) -> None:
-    """Measure what is not in the CSV yet, several at a time, appending as they end."""
+def run(
+    tasks: Mapping[tuple[Any, ...], Callable[[], dict[str, Any]]],
+    keys: Sequence[str],
+    figures: Sequence[str],
+    jobs: int,
+    path: Path,
+) -> None:
+    """Measure what is not in the CSV yet, several at a time, appending as they end.
+
+    A task goes by the values of its `keys` and gives a row; the first of the `figures` is shown.
+    """
     from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
     done = set()
     if path.is_file():
         with path.open() as file:
-            done = {tuple(row[k] for k in KEYS) for row in csv.DictReader(file)}
-    waiting = [key for key in keys if tuple(map(str, key)) not in done]
+            done = {tuple(row[k] for k in keys) for row in csv.DictReader(file)}
+    waiting = [task for key, task in tasks.items() if tuple(map(str, key)) not in done]
     if not waiting:
         return
     fresh = not path.is_file()
@@ -278,15 +288,15 @@ def run(keys: Iterable[tuple[Any, ...]], jobs: int, seconds: float, path: Path) 
         ProcessPoolExecutor(jobs) as pool,
         Progress(*columns) as progress,
     ):
-        writer = csv.DictWriter(file, [*KEYS, *FIGURES], lineterminator="\n")
+        writer = csv.DictWriter(file, [*keys, *figures], lineterminator="\n")
         if fresh:
             writer.writeheader()
         bar = progress.add_task("measuring", total=len(waiting))
-        for future in as_completed([pool.submit(measure, key, seconds) for key in waiting]):
+        for future in as_completed([pool.submit(task) for task in waiting]):
             row = future.result()
             writer.writerow(row)
             file.flush()
-            said = *(row[k] for k in KEYS), row["rmse"], f"{row.get('seconds', '–')} s"
+            said = *(row[k] for k in keys), row[figures[0]], f"{row.get('seconds', '–')} s"
             progress.console.print(*said, highlight=False, soft_wrap=True)
             progress.advance(bar)
 
@@ -399,7 +409,8 @@ def main() -> None:
         )
         # One thread per process: two side by side beat one on two threads.
         os.environ["OMP_NUM_THREADS"] = "1"
-        run(keys, args.jobs, args.seconds, args.csv)
+        tasks = {key: partial(measure, key, args.seconds) for key in keys}
+        run(tasks, KEYS, FIGURES, args.jobs, args.csv)
     print(summarise(measured(args.csv, args.kinds)))
 
 

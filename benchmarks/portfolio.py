@@ -14,28 +14,27 @@ random entries of the pool that take as long are what it has to beat.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from benchmarks.accuracy import SMALL
+from benchmarks.accuracy import SMALL, run
 from benchmarks.tuning import numbers
+from remasker import imputer
 from remasker.metrics import rmse
+from tuning.space import DEFAULT_SPACE
 
 CSV = Path(__file__).with_name("portfolio.csv")
-FIELDS = ("name", "dataset", "mask", "error", "seconds", "entry")
+KEYS, FIGURES = ("name", "dataset", "mask"), ("error", "seconds", "entry")
 #: No entry costs more than so many times the default.
 DEAREST = 4
-PAPER: dict[str, Any] = {
-    **{"encoder_depth": 8, "decoder_depth": 4, "width": 64, "value_encoding": "shared"},
-    **{"masking": "uniform", "masking_ratio": 0.5, "learning_rate": 0.001, "batch_size": 64},
-}
+#: What a search can make of the paper's preset: it varies nothing else.
+PAPER = {name: value for name, value in imputer.PAPER.items() if name in DEFAULT_SPACE}
 LARGER = {"width": 64, "encoder_depth": 4, "decoder_depth": 2, "learning_rate": 0.002}
 #: What RESULTS.md speaks for, on some table at least.
 BY_HAND: tuple[dict[str, Any], ...] = (
@@ -74,7 +73,6 @@ def pool(size: int, seed: int = 0) -> list[dict[str, Any]]:
     )
 
     from tuning.cost import seconds_per_epoch
-    from tuning.space import DEFAULT_SPACE
 
     entries = list(BY_HAND)
     rng = np.random.default_rng(seed)
@@ -102,18 +100,17 @@ def measure(entry: dict[str, Any], dataset: str, mask: int) -> dict[str, Any]:
     """The true error of one entry on one table, and its seconds on one core."""
     import torch
 
-    from remasker.imputer import ReMaskerImputer
     from remasker.training import TrainingConfig
 
     torch.set_num_threads(1)
     truth, hidden = numbers(dataset, mask)
     epochs = round(entry.get("epochs", 1.0) * TrainingConfig().n_epochs(*truth.shape))
     # One model by itself, as a trial is.
-    imputer = ReMaskerImputer(
+    model = imputer.ReMaskerImputer(
         **entry["settings"], epochs=max(1, epochs), experts=None, n_members=1, random_state=0
     )
     started = time.perf_counter()
-    completed = imputer.fit_transform(np.where(hidden, np.nan, truth))
+    completed = model.fit_transform(np.where(hidden, np.nan, truth))
     return {
         "name": entry["name"],
         "dataset": dataset,
@@ -124,25 +121,6 @@ def measure(entry: dict[str, Any], dataset: str, mask: int) -> dict[str, Any]:
     }
 
 
-def measure_all(tasks: list[tuple[dict[str, Any], str, int]], jobs: int) -> None:
-    """Append a row per task to the CSV as they come; what is there already is not done again."""
-    from rich.progress import track
-
-    known = set()
-    if CSV.exists():
-        done = pd.read_csv(CSV)
-        known = set(zip(done["name"], done["dataset"], done["mask"], strict=True))
-    waiting = [task for task in tasks if (task[0]["name"], *task[1:]) not in known]
-    with open(CSV, "a", newline="") as file, ProcessPoolExecutor(jobs) as workers:
-        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        if file.tell() == 0:
-            writer.writeheader()
-        futures = [workers.submit(measure, *task) for task in waiting]
-        for future in track(as_completed(futures), "measuring", total=len(futures)):
-            writer.writerow(future.result())
-            file.flush()
-
-
 def choose(errors: pd.DataFrame, cost: pd.Series, size: int, first: str = "default") -> list[str]:
     """Greedy choice from a table of errors, entries × tables; the default is always first.
 
@@ -150,6 +128,8 @@ def choose(errors: pd.DataFrame, cost: pd.Series, size: int, first: str = "defau
     >>> errors = pd.DataFrame({"a": [1.0, 0.5, 0.9], "b": [1.0, 1.1, 0.6]}, index=names)
     >>> choose(errors, pd.Series(1.0, index=names), 3)
     ['default', 'x', 'y']
+    >>> choose(errors, pd.Series([1.0, 9.0, 1.0], index=names), 2)
+    ['default', 'y']
     """
     scores = (errors / errors.min()).map(np.log)
     chosen = [first]
@@ -205,9 +185,13 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
     if args.pool:
-        entries = pool(args.pool)
-        tasks = [(e, d, m) for m in args.masks for d in args.datasets for e in entries]
-        measure_all(tasks, args.jobs)
+        tasks = {
+            (entry["name"], dataset, mask): partial(measure, entry, dataset, mask)
+            for mask in args.masks
+            for dataset in args.datasets
+            for entry in pool(args.pool)
+        }
+        run(tasks, KEYS, FIGURES, args.jobs, CSV)
     if not CSV.exists():
         raise SystemExit(f"{CSV} does not exist: measure first, with --pool 32")
     done = pd.read_csv(CSV)

@@ -463,10 +463,10 @@ def _decimals(filled: np.ndarray, column: Column, present: pd.Series, dtype: Any
         digits = digits_of(present) if column.digits is None else column.digits
         largest = max(abs(column.low), abs(column.high))
         before = math.floor(math.log10(largest)) + 1 if largest >= 1 else 0
+    exact = decimal.Context(prec=400)  # the largest float has 309 digits before the point
     unit = decimal.Decimal(1).scaleb(-digits)
     # A database column that holds 9.99 at most cannot take 10.02.
-    limit = decimal.Decimal(1).scaleb(before) - unit
-    exact = decimal.Context(prec=400)  # the largest float has 309 digits before the point
+    limit = exact.subtract(decimal.Decimal(1).scaleb(before), unit)
     numbers = (decimal.Decimal(float(number)).quantize(unit, context=exact) for number in filled)
     # Adding zero makes 0.00 of -0.00.
     return [exact.add(min(max(number, -limit), limit), 0) for number in numbers]

@@ -89,6 +89,9 @@ def test_a_decimal_has_the_digits_of_its_column() -> None:
     empty = pd.DataFrame({"x": pd.Series([None, None], dtype=object)})
     assert again.complete(empty, np.zeros((2, 1)))["x"].tolist() == [Decimal("9.48")] * 2
     assert filled(pd.DataFrame({"x": [Decimal("-0.01"), None, Decimal("0.01")]}))["x"][1] == 0
+    wide = pd.ArrowDtype(pa.decimal128(38, 10))
+    huge = pd.DataFrame({"x": pd.Series([Decimal(10**27), None, Decimal(-1)], dtype=wide)})
+    assert filled(huge, 1e4)["x"].dtype == wide
 
 
 def test_days_stay_days_and_zones_stay_zones() -> None:
