@@ -24,7 +24,7 @@ from tuning.export import read_run, reproduce
 from tuning.journal import open_study, read_study, records
 from tuning.search import MIN_RIVALS, GentleASHA
 from tuning.searcher import JournalSearch
-from tuning.space import make_space
+from tuning.space import make_space, warm_starts
 
 TINY = {"width": 8, "encoder_depth": 1, "decoder_depth": 1, "epochs": (2, 4), "batch_size": 64}
 OPTIONS = {"time_budget": None, "space": TINY, "progress": False, "experts": None}
@@ -127,11 +127,28 @@ def test_asha_is_gentle_and_compares_shares() -> None:
         assert scheduler.on_trial_result(None, best, report(eighths, -1.0)) == "CONTINUE"
 
 
+def test_the_first_points_are_made_to_fit_when_their_turn_comes() -> None:
+    """A machine that was busy when a search began must not shorten all of its portfolio."""
+    space, fixed = make_space(None, 1000)
+    cost = CostModel(n_rows=1000, n_columns=8)
+    points = warm_starts(space, 1000)
+    dearest = max(cost.seconds(point) for point in points)
+    cost.speed = 100.0
+    affordable = Affordable(space, fixed, cost, seconds=lambda: dearest, memory=1e12)
+    sampler = AffordableSampler(space, affordable, seed=0, first=points)
+    study = optuna.create_study(sampler=sampler)
+    busy = study.ask(space).params
+    assert busy["epochs"] < points[0]["epochs"]
+    cost.learn(busy, cost.seconds(busy) / 100)  # it was no slower than others, it turned out
+    assert [study.ask(space).params for _ in points[1:]] == points[1:]
+    assert study.ask(space).params not in points
+
+
 def test_nothing_is_proposed_that_cannot_be_paid(tmp_path: Path) -> None:
     space, fixed = make_space(None, 20_000)
     cost = CostModel(n_rows=20_000, n_columns=30)
     affordable = Affordable(space, fixed, cost, seconds=lambda: 300.0, memory=1e9)
-    sampler = AffordableSampler(space, affordable, seed=0, n_first=4)
+    sampler = AffordableSampler(space, affordable, seed=0, n_random=4)
     study = optuna.create_study(sampler=sampler)
     for k in range(12):
         trial = study.ask(space)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import optuna
@@ -141,16 +141,26 @@ class FewTrials:
 
 
 class AffordableSampler(optuna.samplers.TPESampler):
-    """TPE over a space that is known from the start, which never proposes what cannot be paid."""
+    """TPE over a space that is known from the start, which never proposes what cannot be paid.
+
+    The trials of a study begin with the `first` points, each made to fit when its turn comes: by
+    then finished trials have told what this machine can do. They take the place of TPE's random
+    beginning.
+    """
 
     def __init__(
-        self, space: dict[str, BaseDistribution], affordable: Affordable, *, seed: int, n_first: int
+        self,
+        space: dict[str, BaseDistribution],
+        affordable: Affordable,
+        *,
+        seed: int,
+        first: Sequence[Mapping[str, Any]] = (),
+        n_random: int = 10,
     ) -> None:
-        # The portfolio takes the place of TPE's random beginning.
         super().__init__(
-            seed=seed, multivariate=True, constant_liar=True, n_startup_trials=max(4, n_first)
+            seed=seed, multivariate=True, constant_liar=True, n_startup_trials=n_random
         )
-        self._space, self._affordable = space, affordable
+        self._space, self._affordable, self._first = space, affordable, first
         self._random = optuna.samplers.RandomSampler(seed=seed)
 
     def infer_relative_search_space(
@@ -165,7 +175,10 @@ class AffordableSampler(optuna.samplers.TPESampler):
         trial: FrozenTrial,
         search_space: dict[str, BaseDistribution],
     ) -> dict[str, Any]:
-        """Draw until a point can be paid; in the end make one cheaper."""
+        """One of the first points, or draw until one can be paid; in the end make it cheaper."""
+        if trial.number < len(self._first):
+            fitted = self._affordable.fit(self._first[trial.number])
+            return {name: fitted[name] for name in search_space}
         few: Any = FewTrials(study)
         single = {
             name: d.to_external_repr(d.to_internal_repr(_only(d)))

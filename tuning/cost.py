@@ -86,7 +86,7 @@ class CostModel:
 
     def measure(self, table: EncodedTable, batches: int = 4) -> None:
         """Time a few steps of the default model on this machine: well under a second."""
-        settings = {"epochs": 4}
+        settings = {"epochs": 8}
         n_rows = min(len(table), batches * int(DEFAULTS["batch_size"]))
         part = EncodedTable(
             values=table.values[:n_rows],
@@ -95,9 +95,9 @@ class CostModel:
         )
         model_config, training_config = split_settings(settings)
         trainer = Trainer(part, model_config, training_config)
-        # The first epoch warms up memory and kernels. The mean of the others, not the fastest: what
-        # else runs on this machine will go on doing so.
-        seconds = statistics.mean(report.seconds for report in list(trainer.epochs())[1:])
+        # The first epoch warms up memory and kernels. Of the others the median, not the fastest:
+        # what else runs on this machine will go on doing so.
+        seconds = statistics.median(report.seconds for report in list(trainer.epochs())[1:])
         self.speed = seconds / seconds_per_epoch(settings, n_rows, self.n_columns)
 
 

@@ -204,11 +204,10 @@ def search(
     study = open_study(folder)
     # A run that goes on must not draw its first random points once more.
     drawn = (seed + len(study.get_trials(deepcopy=False))) % 2**32
-    n_first = 10**9 if config.sampler == "random" else len(points) or 10
-    study.sampler = AffordableSampler(distributions, affordable, seed=drawn, n_first=n_first)
-    if not study.get_trials(deepcopy=False):
-        for point in points:
-            study.enqueue_trial(affordable.fit(point), skip_if_exists=True)
+    n_random = 10**9 if config.sampler == "random" else max(4, len(points)) if points else 10
+    study.sampler = AffordableSampler(
+        distributions, affordable, seed=drawn, first=points, n_random=n_random
+    )
     done = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     budget.usable = budget.usable or bool(done)
     n_left = trials_left(study, config.trials)
