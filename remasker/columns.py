@@ -44,6 +44,7 @@ _INFERRED = {
     "date": "datetime",
     "timedelta": "timedelta",
     "timedelta64": "timedelta",
+    "interval": "category",
 }
 #: A number of so many values, each seen so often on average, has no others.
 MAX_VALUES, MIN_REPEATS = 20, 10
@@ -122,7 +123,7 @@ def kind_of(name: Hashable, present: pd.Series) -> str:
     'boolean'
     """
     dtype = present.dtype
-    if isinstance(dtype, pd.CategoricalDtype) or _is_dictionary(dtype):
+    if isinstance(dtype, pd.CategoricalDtype | pd.IntervalDtype) or _is_dictionary(dtype):
         return "category"
     if isinstance(dtype, pd.SparseDtype) or types.is_complex_dtype(dtype):
         return "ignored"

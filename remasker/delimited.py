@@ -443,7 +443,7 @@ def _as_levels(column: pd.Series, fitted: Column) -> pd.Series:
     if all(isinstance(level, str) for level in fitted.categories):
         return column
     levels: dict[Any, Any] = {
-        float(level): level for level in fitted.categories if not isinstance(level, str)
+        float(level): level for level in fitted.categories if isinstance(level, int | float)
     }
     levels |= {str(level).lower(): level for level in fitted.categories if isinstance(level, bool)}
     levels |= {str(level): level for level in fitted.categories}

@@ -13,9 +13,9 @@ integer     integers; floats that hold whole numbers     scaled number, rounded 
 datetime    dates, datetimes, periods                    scaled number of seconds
 timedelta   timedeltas                                   scaled number of seconds
 boolean     bool, boolean, object holding bools          category with two levels
-category    category, strings                            category
+category    category, strings, intervals of numbers      category
 ignored     excluded, text, identifiers, empty columns,  not seen; comes back as it was
-            any other dtype (Interval, complex, lists, …)
+            any other dtype (sparse, complex, lists, …)
 =========== ============================================ ======================================
 
 The policy for odd tables, each case held by `tests/test_table_policy.py`:
@@ -292,8 +292,7 @@ class TableEncoder:
             levels = sorted(counts.index, key=lambda level: (str(type(level)), level))
         levels = [plain(level) for level in levels]
         for level in levels:
-            if not isinstance(level, str | int | float) or level in (math.inf, -math.inf):
-                # An artifact is JSON: it has no other values.
+            if not _storable(level):
                 of = repr(level) if isinstance(level, float) else f"type {type(level).__name__}"
                 return replace(ignored, reason=f"levels of {of}")
         return replace(ignored, kind=kind, categories=tuple(levels))
@@ -466,8 +465,11 @@ class TableEncoder:
             "missing_values": [_jsonable(marker) for marker in self._markers],
             "columns": [
                 {
-                    key: (None if isinstance(value, float) and math.isnan(value) else value)
-                    for key, value in asdict(column).items()
+                    **{
+                        key: (None if isinstance(value, float) and math.isnan(value) else value)
+                        for key, value in asdict(column).items()
+                    },
+                    "categories": [_level_to_json(level) for level in column.categories],
                 }
                 for column in self.columns
             ],
@@ -485,7 +487,7 @@ class TableEncoder:
                 **{
                     **column,
                     "name": _name(column["name"]),
-                    "categories": tuple(column["categories"]),
+                    "categories": tuple(map(_level_from_json, column["categories"])),
                     "values": tuple(column.get("values", ())),
                     "low": math.nan if column["low"] is None else column["low"],
                     "high": math.nan if column["high"] is None else column["high"],
@@ -514,6 +516,39 @@ def _jsonable(value: Any) -> Any:
     if value is None or (isinstance(value, float) and math.isinf(value)):
         return None
     return value if isinstance(value, int | float | str) else str(value)
+
+
+def _storable(level: Any) -> bool:
+    """Whether JSON can hold a level: a text, a number, or an interval of numbers as `pd.cut` makes.
+
+    >>> _storable(pd.Interval(18, 25)), _storable(math.inf), _storable(pd.Timestamp(0))
+    (True, False, False)
+    """
+    if isinstance(level, pd.Interval):
+        ends = plain(level.left), plain(level.right)
+        return all(isinstance(end, int | float) for end in ends)
+    return isinstance(level, str | int | float) and level not in (math.inf, -math.inf)
+
+
+def _level_to_json(level: Any) -> Any:
+    if not isinstance(level, pd.Interval):
+        return level
+    # As texts, which know the open ends of `pd.cut(ages, [-inf, 18, inf])` too.
+    return {
+        "left": repr(plain(level.left)),
+        "right": repr(plain(level.right)),
+        "closed": level.closed,
+    }
+
+
+def _level_from_json(level: Any) -> Any:
+    if not isinstance(level, Mapping):
+        return level
+    left, right = (
+        float(end) if not end.lstrip("-").isdigit() else int(end)
+        for end in (level["left"], level["right"])
+    )
+    return pd.Interval(left, right, closed=level["closed"])
 
 
 def _name(name: Any) -> Hashable:

@@ -107,12 +107,25 @@ COLUMNS: dict[str, tuple[st.SearchStrategy[Any], Callable[[list[Any]], pd.Series
         st.decimals(-99, 99, places=2),
         lambda v: series(v, pd.ArrowDtype(pa.decimal128(4, 2))),
     ),
-    "empty": (st.none(), lambda v: series(v, "float64")),
-    # Of no kind: left alone, with a warning that names them.
     "interval": (
         st.integers(0, 5),
         lambda v: series([None if x is None else pd.Interval(x, x + 1) for x in v], object),
     ),
+    "interval dtype": (
+        st.integers(0, 5),
+        lambda v: pd.Series(
+            pd.arrays.IntervalArray(
+                [None if x is None else pd.Interval(x / 2, x + 1) for x in v],
+                dtype=pd.IntervalDtype("float64", "right"),
+            )
+        ),
+    ),
+    "cut": (
+        st.integers(0, 5),
+        lambda v: pd.Series(pd.cut(pd.Series(v, dtype="float64"), [-np.inf, 1, 2.5, np.inf])),
+    ),
+    "empty": (st.none(), lambda v: series(v, "float64")),
+    # Of no kind: left alone, with a warning that names them.
     "list": (st.lists(st.integers(0, 1), max_size=2), lambda v: series(v, object)),
     "complex": (
         st.complex_numbers(allow_nan=False, allow_infinity=False),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -178,6 +179,39 @@ def test_dtypes_of_no_kind() -> None:
             ("l", "dtype object of list"),
             ("z", "dtype complex128"),
         ]
+    ]
+
+
+def test_bands_of_numbers_are_levels(tmp_path: Path) -> None:
+    """What `pd.cut` makes, with open ends too, also after the model has been a file."""
+    ages = np.linspace(10, 80, 60)
+    frame = pd.DataFrame(
+        {
+            "age": ages,
+            "band": pd.cut(ages, [-np.inf, 18, 40, np.inf]),
+            "decade": pd.arrays.IntervalArray.from_breaks(np.arange(61.0)),
+        }
+    )
+    frame.loc[::7, "band"] = frame.loc[::5, "decade"] = None
+    completed, said = complete(frame)
+    assert said == []
+    assert completed.notna().all(axis=None)
+    pd.testing.assert_series_equal(completed.dtypes, frame.dtypes)
+    imputer = ReMaskerImputer(**TINY).fit(frame)
+    imputer.save(tmp_path / "model")
+    again = ReMaskerImputer.load(tmp_path / "model")
+    pd.testing.assert_frame_equal(again.transform(frame), imputer.transform(frame))
+
+
+def test_bands_of_dates_are_left_alone() -> None:
+    days = pd.date_range("2026-01-01", periods=12)
+    frame = pd.DataFrame({"week": pd.cut(days, 3), "x": range(12)})
+    frame.loc[3, "week"] = None
+    completed, said = complete(frame)
+    pd.testing.assert_frame_equal(completed, frame)
+    assert said == [
+        "column 'week': cannot model levels of type Interval; left as it is (convert it to model "
+        "it)"
     ]
 
 
