@@ -122,6 +122,11 @@ def gappy(table: pd.DataFrame, hidden: np.ndarray) -> pd.DataFrame:
     return result
 
 
+def numeric_cells(table: pd.DataFrame, hidden: np.ndarray) -> int:
+    """How many of the hidden cells are in columns of numbers."""
+    return int(hidden[:, [dtype.kind in "iuf" for dtype in table.dtypes]].sum())
+
+
 def auroc(dataset: str, imputed: pd.DataFrame) -> float | None:
     """How well the completed table predicts the dataset's classes; None for a regression."""
     from remasker import metrics
@@ -243,9 +248,10 @@ def measure(key: tuple[str, str, float, int, str, str], seconds: float) -> dict[
         imputed, drawn = impute(method, gappy(table, hidden), kinds, seconds, seed)
         row["seconds"] = round(time.perf_counter() - started, 1)
         frame = pd.DataFrame(imputed, columns=table.columns)
+        if numeric_cells(table, hidden):
+            row["numeric"] = metrics.rmse(table, frame, hidden, "numeric")
         row |= {
             "rmse": metrics.rmse(table, frame, hidden),
-            "numeric": metrics.rmse(table, frame, hidden, "numeric"),
             "standardised": metrics.rmse(table, frame, hidden, "standardised"),
             "r2": metrics.r2(table, frame, hidden),
             "wd": metrics.wasserstein(table, frame),
@@ -254,7 +260,7 @@ def measure(key: tuple[str, str, float, int, str, str], seconds: float) -> dict[
         }
         if drawn is not None:
             row["wd_draw"] = metrics.wasserstein(table, pd.DataFrame(drawn, columns=table.columns))
-        if kinds == "real" and table.dtypes.map(str).eq("category").any():
+        if numeric_cells(table, hidden) < hidden.sum():
             row["accuracy"] = metrics.accuracy(table, frame, hidden)
     except Exception as error:
         row["rmse"] = f"failed: {type(error).__name__}: {error}"[:200]

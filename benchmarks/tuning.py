@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from benchmarks.accuracy import RESULTS, SMALL, measured, task
+from benchmarks.accuracy import OUTSIDE, RESULTS, SMALL, measured, task
 from remasker.metrics import rmse
 
 
@@ -285,7 +285,7 @@ def _by_hand(data: Any, work: list[dict[str, Any]]) -> float:
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--datasets", nargs="+", default=SMALL, choices=SMALL)
+    parser.add_argument("--datasets", nargs="+", default=SMALL, choices=(*SMALL, *OUTSIDE))
     parser.add_argument("--masks", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--csv", type=Path, default=Path("benchmarks/tuning.csv"))
