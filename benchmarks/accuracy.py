@@ -349,6 +349,8 @@ def _against(rows: pd.DataFrame, table: pd.DataFrame, method: str) -> pd.DataFra
         theirs = by_task[peer]
         distances = np.log((ours["wd_draw"] / theirs["wd"]).dropna())
         areas = (ours["auroc"] - theirs["auroc"]).dropna()
+        right = (ours["accuracy"] - theirs["accuracy"]).dropna()
+        numbers = np.log((ours["numeric"] / theirs["numeric"]).dropna())
         compared[peer] = {
             "tables": len(both),
             "rmse ÷": np.exp(logs.mean()),
@@ -360,6 +362,11 @@ def _against(rows: pd.DataFrame, table: pd.DataFrame, method: str) -> pd.DataFra
             "AUROC −": areas.mean() if len(areas) else np.nan,
             "± ": areas.std(ddof=1) / np.sqrt(len(areas)) if len(areas) > 1 else np.nan,
         }
+        if len(right):  # there are categories: numbers by themselves, and levels that are right
+            compared[peer] |= {
+                "numbers ÷": np.exp(numbers.mean()),
+                "levels right −": right.mean(),
+            }
     result = pd.DataFrame(compared).T.astype({"tables": int, "wins": int}).round(3)
     mean, n_tasks = _mean_rank(rows, table, method)
     result["mean rank"] = mean.round(2).reindex(result.index)
