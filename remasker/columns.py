@@ -113,6 +113,15 @@ def plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
+def dense(series: pd.Series) -> pd.Series:
+    """A sparse column as the column that it stands for; any other as it is.
+
+    >>> dense(pd.Series([0, 3], dtype="Sparse[int64]")).dtype
+    dtype('int64')
+    """
+    return series.sparse.to_dense() if isinstance(series.dtype, pd.SparseDtype) else series
+
+
 # ---------------------------------------------------------------------- kinds
 
 
@@ -125,7 +134,7 @@ def kind_of(name: Hashable, present: pd.Series) -> str:
     dtype = present.dtype
     if isinstance(dtype, pd.CategoricalDtype | pd.IntervalDtype) or _is_dictionary(dtype):
         return "category"
-    if isinstance(dtype, pd.SparseDtype) or types.is_complex_dtype(dtype):
+    if types.is_complex_dtype(dtype):
         return "ignored"
     if types.is_bool_dtype(dtype):
         return "boolean"
@@ -369,6 +378,10 @@ def fill(series: pd.Series, missing: np.ndarray, filled: np.ndarray, column: Col
 
     `filled` has one number, in the column's units, or one code for each missing cell.
     """
+    if isinstance(series.dtype, pd.SparseDtype):
+        return pd.arrays.SparseArray(
+            fill(dense(series), missing, filled, column), dtype=series.dtype
+        )
     present = series[~missing]
     dtypes: list[Any] = [series.dtype, object]
     if not len(present):

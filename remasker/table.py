@@ -15,7 +15,7 @@ timedelta   timedeltas                                   scaled number of second
 boolean     bool, boolean, object holding bools          category with two levels
 category    category, strings, intervals of numbers      category
 ignored     excluded, text, identifiers, empty columns,  not seen; comes back as it was
-            any other dtype (sparse, complex, lists, …)
+            any other dtype (complex, lists, …)
 =========== ============================================ ======================================
 
 The policy for odd tables, each case held by `tests/test_table_policy.py`:
@@ -60,6 +60,7 @@ from remasker.columns import (
     Column,
     check_kind,
     codes_of,
+    dense,
     digits_of,
     few_values,
     fill,
@@ -160,7 +161,7 @@ class TableEncoder:
     def fit(self, frame: pd.DataFrame) -> TableEncoder:
         """Learn the schema from the observed cells of `frame`."""
         self._check_settings(frame)
-        columns = tuple(self._describe(name, frame[name]) for name in frame.columns)
+        columns = tuple(self._describe(name, dense(frame[name])) for name in frame.columns)
         self._speak_of_ignored(columns)
         self.columns = columns
         for column in columns:
@@ -336,7 +337,7 @@ class TableEncoder:
         values = np.zeros((len(frame), len(columns)), dtype=np.float32)
         observed = np.zeros(values.shape, dtype=bool)
         for j, column in enumerate(columns):
-            series = frame[column.name]
+            series = dense(frame[column.name])
             present = ~self.missing(series)
             if not present.any():
                 continue
@@ -366,7 +367,7 @@ class TableEncoder:
 
         A level that the model does not know is not a gap: its cell is kept.
         """
-        gaps = [self.missing(frame[column.name]) for column in self.modelled]
+        gaps = [self.missing(dense(frame[column.name])) for column in self.modelled]
         return np.stack(gaps, axis=1) if gaps else np.zeros((len(frame), 0), dtype=bool)
 
     def in_units(self, encoded: np.ndarray, *, drawn: bool = False) -> np.ndarray:

@@ -124,16 +124,16 @@ COLUMNS: dict[str, tuple[st.SearchStrategy[Any], Callable[[list[Any]], pd.Series
         st.integers(0, 5),
         lambda v: pd.Series(pd.cut(pd.Series(v, dtype="float64"), [-np.inf, 1, 2.5, np.inf])),
     ),
+    "sparse": (
+        st.floats(0, 1),
+        lambda v: series(v, "float64").astype(pd.SparseDtype("float64", np.nan)),
+    ),
     "empty": (st.none(), lambda v: series(v, "float64")),
     # Of no kind: left alone, with a warning that names them.
     "list": (st.lists(st.integers(0, 1), max_size=2), lambda v: series(v, object)),
     "complex": (
         st.complex_numbers(allow_nan=False, allow_infinity=False),
         lambda v: series(v, "complex128"),
-    ),
-    "sparse": (
-        st.floats(0, 1),
-        lambda v: series(v, "float64").astype(pd.SparseDtype("float64", np.nan)),
     ),
     # Sometimes refused.
     "mixed": (st.integers(0, 3) | st.sampled_from("ab"), lambda v: series(v, object)),

@@ -203,6 +203,24 @@ def test_bands_of_numbers_are_levels(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(again.transform(frame), imputer.transform(frame))
 
 
+def test_sparse_columns_are_seen_and_filled() -> None:
+    rng = np.random.default_rng(0)
+    weight = pd.Series(np.where(rng.random(80) < 0.3, rng.normal(size=80), 0.0))
+    frame = pd.DataFrame(
+        {
+            "weight": weight.mask(rng.random(80) < 0.2).astype(pd.SparseDtype("float64", 0.0)),
+            "rare": (weight > 1).astype(pd.SparseDtype("bool", False)),
+            "x": weight + 0.1 * rng.normal(size=80),
+        }
+    )
+    completed, said = complete(frame)
+    assert said == []
+    assert completed.notna().all(axis=None)
+    pd.testing.assert_series_equal(completed.dtypes, frame.dtypes)
+    kept = frame["weight"].notna()
+    pd.testing.assert_series_equal(completed["weight"][kept], frame["weight"][kept])
+
+
 def test_bands_of_dates_are_left_alone() -> None:
     days = pd.date_range("2026-01-01", periods=12)
     frame = pd.DataFrame({"week": pd.cut(days, 3), "x": range(12)})
