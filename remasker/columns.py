@@ -119,7 +119,10 @@ def dense(series: pd.Series) -> pd.Series:
     >>> dense(pd.Series([0, 3], dtype="Sparse[int64]")).dtype
     dtype('int64')
     """
-    return series.sparse.to_dense() if isinstance(series.dtype, pd.SparseDtype) else series
+    held: Any = series.array
+    if not isinstance(series.dtype, pd.SparseDtype):
+        return series
+    return pd.Series(held.to_dense(), index=series.index, name=series.name)
 
 
 # ---------------------------------------------------------------------- kinds

@@ -238,7 +238,12 @@ def _tune(
             "selection": vars(result.selection),
             "second_stage": None
             if second is None
-            else {"gain": second.gain, "refitted": second.refitted, "experts": _weights(second)},
+            else {
+                "gain": second.gain,
+                "refitted": second.refitted,
+                "share": second.share,
+                "experts": _weights(second),
+            },
             "error": _error_record(outcome),
             # How far each column's numbers are trusted; null: wholly.
             "trust": trust,

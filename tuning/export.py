@@ -175,7 +175,8 @@ def reproduce(run: str | os.PathLike[str], table: Any) -> ReMaskerImputer:
         refitted, stages, second = None, None, record.get("second_stage")
         if second is not None:
             seen = encoded if second["refitted"] else encoded.hide(data.holdout.all)
-            stages = two_stages(seen, members[0], data.device)
+            share = float(second.get("share", 1.0))
+            stages = two_stages(seen, members[0], data.device, share=share)
         elif record["refitted"]:
             copies = range(int(record["refitted"]))
             refitted = [refit_member(m, encoded, copy=k) for k in copies for m in members]
