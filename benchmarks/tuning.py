@@ -176,7 +176,8 @@ def samplers(datasets: list[str], masks: list[int], seconds: float, path: Path) 
             row[f"{name}_trials"] = len(result.leaderboard)
         append(path, row)
     done = pd.read_csv(path)
-    done = done[done["seconds_allowed"] == seconds]
+    asked = done["dataset"].isin(datasets) & done["mask"].isin(masks)
+    done = done[asked & (done["seconds_allowed"] == seconds)]
     ratios = {
         other: np.log((done["shipped"] / done[other]).to_numpy()) for other in ("random", "tpe")
     }

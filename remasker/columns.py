@@ -119,9 +119,9 @@ def dense(series: pd.Series) -> pd.Series:
     >>> dense(pd.Series([0, 3], dtype="Sparse[int64]")).dtype
     dtype('int64')
     """
-    held: Any = series.array
     if not isinstance(series.dtype, pd.SparseDtype):
         return series
+    held: Any = series.array
     return pd.Series(held.to_dense(), index=series.index, name=series.name)
 
 

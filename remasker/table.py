@@ -545,11 +545,14 @@ def _level_to_json(level: Any) -> Any:
 def _level_from_json(level: Any) -> Any:
     if not isinstance(level, Mapping):
         return level
-    left, right = (
-        float(end) if not end.lstrip("-").isdigit() else int(end)
-        for end in (level["left"], level["right"])
-    )
-    return pd.Interval(left, right, closed=level["closed"])
+    return pd.Interval(_end(level["left"]), _end(level["right"]), closed=level["closed"])
+
+
+def _end(text: str) -> float:
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
 
 
 def _name(name: Any) -> Hashable:

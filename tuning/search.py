@@ -204,7 +204,7 @@ def search(
     study = open_study(folder)
     # A run that goes on must not draw its first random points once more.
     drawn = (seed + len(study.get_trials(deepcopy=False))) % 2**32
-    n_random = 10**9 if config.sampler == "random" else max(4, len(points)) if points else 10
+    n_random = 10**9 if config.sampler == "random" else max(4, len(points) or 10)
     study.sampler = AffordableSampler(
         distributions, affordable, seed=drawn, first=points, n_random=n_random
     )

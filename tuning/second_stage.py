@@ -51,6 +51,8 @@ FOLDS = 4
 #: Of the winner's epochs, the first that leaves time for all else. With half of them models are 2 %
 #: worse alone and no worse below experts, see `remasker.fitting.below_experts`.
 SHARES = (1.0, 0.5, 0.25)
+#: What the second pass may take, in units of the first.
+AGAIN = 1.1
 #: How many stacks of experts are averaged: they differ by the luck of their draws.
 LEAST_STACKS, MOST_STACKS = 2, 6
 #: Cells of each fold that calibrate intervals and draws.
@@ -140,7 +142,7 @@ def affordable_share(
 
     Rather fewer epochs and a second pass, which says how good it all is, than one pass with more.
     """
-    for n_passes in (2.1, 1.0):
+    for n_passes in (1 + AGAIN, 1.0):
         for share in SHARES:
             needed = seconds_needed(data, share * seconds, side_by_side, budget.slowness)
             if n_passes * needed <= budget.left:
@@ -175,7 +177,7 @@ def add_experts(
     if config.refit:
         ensemble = two_stages(data.table, winner, data.device, run, share=share)
     took = time.monotonic() - started
-    if ensemble is None or budget.left > 1.1 * took:
+    if ensemble is None or budget.left > AGAIN * took:
         held = data.holdout.all
         shown = data.table.hide(held)
         before = two_stages(shown, winner, data.device, run, share=share)
