@@ -12,10 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import lapack
 from scipy.optimize import minimize
+from scipy.spatial.distance import cdist
 from scipy.special import ndtri
 from sklearn.ensemble import ExtraTreesRegressor
 
@@ -38,17 +41,25 @@ class ExpertsConfig:
     >>> ExpertsConfig(experts=("rigde",))
     Traceback (most recent call last):
     remasker.errors.InvalidConfigError: experts: expected some of 'ridge', 'trees', 'neighbours', \
-'smooth', 'warped', got 'rigde'; did you mean 'ridge'?
+'smooth', 'warped', 'rough', 'rough_warped', got 'rigde'; did you mean 'ridge'?
     """
 
-    experts: tuple[str, ...] = ("ridge", "trees", "neighbours", "smooth", "warped")
+    experts: tuple[str, ...] = (
+        "ridge",
+        "trees",
+        "neighbours",
+        "smooth",
+        "warped",
+        "rough",
+        "rough_warped",
+    )
     rounds: int = 3
     n_folds: int = 5
     #: Trees of a column, all folds together.
     n_trees: int = 100
     min_leaf: int = 1
-    #: No expert learns from more rows than this. Nearest rows, which cost the square, and the
-    #: Gaussian process, which costs the cube, learn from fewer.
+    #: No expert learns from more rows than this. Nearest rows, which cost the square, and
+    #: Gaussian processes, which cost the cube, learn from fewer.
     max_rows: int = 20_000
     max_near_rows: int = 5000
     max_smooth_rows: int = 1200
@@ -287,12 +298,52 @@ def _squared_distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.maximum(squared, 0, out=squared)
 
 
-# ---------------------------------------------------------------------- Gaussian process
-
-_ROOT3 = np.sqrt(3.0)
+# ---------------------------------------------------------------------- Gaussian processes
 
 
-def fit_smooth(
+class Kernel(NamedTuple):
+    """How alike two rows are, 1 at most, where every input is measured in its own length scale."""
+
+    #: (rows, rows) -> their likeness, and its decay, which the gradient needs again.
+    likeness: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+    #: (rows, how much each pair's decay matters) -> the gradient by the length scales' logarithms.
+    gradient: Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+def _matern(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    distance = np.sqrt(3 * _squared_distances(a, b))
+    decay = np.exp(-distance)
+    return (1 + distance) * decay, decay
+
+
+def _matern_gradient(rows: np.ndarray, pull: np.ndarray) -> np.ndarray:
+    crossed = (rows * (pull @ rows)).sum(axis=0)
+    return 6 * ((pull.sum(axis=1)[:, None] * rows**2).sum(axis=0) - crossed)
+
+
+def _exponential(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    likeness = np.exp(-_block_scale(a) * cdist(a, b, "cityblock"))
+    return likeness, likeness
+
+
+def _exponential_gradient(rows: np.ndarray, pull: np.ndarray) -> np.ndarray:
+    apart = [np.abs(np.subtract.outer(column, column)) for column in rows.T]
+    return _block_scale(rows) * np.array([np.vdot(pull, distance) for distance in apart])
+
+
+def _block_scale(rows: np.ndarray) -> float:
+    """Makes the same length scales a sensible start for distances along the axes."""
+    return 2 / float(np.sqrt(rows.shape[1]))
+
+
+#: Matérn 3/2, for what bends smoothly.
+SMOOTH = Kernel(_matern, _matern_gradient)
+#: A product of exponentials, for what has steps and kinks along single inputs, as trees see it.
+ROUGH = Kernel(_exponential, _exponential_gradient)
+
+
+def fit_process(
+    kernel: Kernel,
     inputs: np.ndarray,
     targets: np.ndarray,
     folds: np.ndarray,
@@ -300,7 +351,7 @@ def fit_smooth(
     config: ExpertsConfig,
     before: Arrays | None = None,
 ) -> tuple[Arrays, np.ndarray]:
-    """A Gaussian process: a linear part plus a Matérn-3/2 with a length scale per input.
+    """A Gaussian process: a linear part plus a kernel with a length scale per input.
 
     Two of them, averaged: each takes its hyperparameters from its own half of the rows, by
     penalised marginal likelihood. A row is predicted unseen by the one whose hyperparameters it
@@ -312,7 +363,7 @@ def fit_smooth(
     mean, spread = targets.mean(axis=0), np.maximum(targets.std(axis=0), 1e-9)
     shifted, outputs = inputs - center, (targets - mean) / spread
     n, width = shifted.shape
-    # Logarithms of the length scales and of the sizes of smooth part, linear part and noise.
+    # Logarithms of the length scales and of the sizes of the kernel, the linear part and noise.
     start = np.r_[np.full(width, np.log(1.5 * np.sqrt(width))), -0.3, -1.0, -1.0]
     order = random_state.permutation(n)
     halves = [half[:HYPERPARAMETER_ROWS] for half in np.array_split(order, 2)]
@@ -328,13 +379,14 @@ def fit_smooth(
         found = minimize(
             _negative_likelihood,
             start if before is None else before[f"settings_{h}"],
-            args=(shifted[half], outputs[half], start),
+            args=(kernel, shifted[half], outputs[half], start),
             jac=True,
             method="L-BFGS-B",
             bounds=[(-3, 6)] * width + [(-5, 3), (-5, 3), (-4, 1)],
             options={"maxiter": 25 if before is None else 8},
         )
-        inverse = _inverse(_noisy_kernel(shifted[used], found.x))[0]
+        curved, linear, _ = _covariance(kernel, shifted[used], shifted[used], found.x)
+        inverse = _inverse(_noisy(curved + linear, found.x))[0]
         weights = inverse @ outputs[used]
         arrays[f"settings_{h}"] = found.x
         arrays[f"weights_{h}"] = weights * spread
@@ -343,45 +395,43 @@ def fit_smooth(
             surprise = np.linalg.solve(inverse[np.ix_(block, block)], weights[block])
             unseen[h, used[block]] = targets[used[block]] - surprise * spread
         # Rows beyond the limit were not seen by anyone.
-        unseen[h, rest] = _posterior_mean(arrays, inputs[rest], h)
+        unseen[h, rest] = _posterior_mean(kernel, arrays, inputs[rest], h)
     result = unseen.mean(axis=0)
     result[halves[0]], result[halves[1]] = unseen[1, halves[0]], unseen[0, halves[1]]
     return arrays, result
 
 
-def predict_smooth(arrays: Arrays, inputs: np.ndarray) -> np.ndarray:
+def predict_process(kernel: Kernel, arrays: Arrays, inputs: np.ndarray) -> np.ndarray:
     """The mean of both posterior means."""
-    return (_posterior_mean(arrays, inputs, 0) + _posterior_mean(arrays, inputs, 1)) / 2
+    both = [_posterior_mean(kernel, arrays, inputs, h) for h in (0, 1)]
+    return (both[0] + both[1]) / 2
 
 
-def _posterior_mean(arrays: Arrays, inputs: np.ndarray, h: int) -> np.ndarray:
+def _posterior_mean(kernel: Kernel, arrays: Arrays, inputs: np.ndarray, h: int) -> np.ndarray:
     reference = arrays["reference"].astype(np.float64)
     result = np.empty((len(inputs), len(arrays["mean"])))
     for start in range(0, len(inputs), CHUNK_ROWS):
         part = inputs[start : start + CHUNK_ROWS] - arrays["center"]
-        smooth, linear, _ = _kernel(part, reference, arrays[f"settings_{h}"])
-        said = (smooth + linear) @ arrays[f"weights_{h}"]
+        curved, linear, _ = _covariance(kernel, part, reference, arrays[f"settings_{h}"])
+        said = (curved + linear) @ arrays[f"weights_{h}"]
         result[start : start + CHUNK_ROWS] = said + arrays["mean"]
     return result
 
 
-def _kernel(
-    a: np.ndarray, b: np.ndarray, settings: np.ndarray
+def _covariance(
+    kernel: Kernel, a: np.ndarray, b: np.ndarray, settings: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Smooth part, linear part, and the decay that the gradient needs again."""
+    """The kernel's part, the linear part, and the decay that the gradient needs again."""
     width = a.shape[1]
-    lengths = np.exp(settings[:width])
-    distance = _ROOT3 * np.sqrt(_squared_distances(a / lengths, b / lengths))
-    decay = np.exp(2 * settings[width] - distance)
+    lengths, size = np.exp(settings[:width]), np.exp(2 * settings[width])
+    likeness, decay = kernel.likeness(a / lengths, b / lengths)
     linear = np.exp(2 * settings[width + 1]) / width * (a @ b.T)
-    return (1 + distance) * decay, linear, decay
+    return size * likeness, linear, size * decay
 
 
-def _noisy_kernel(inputs: np.ndarray, settings: np.ndarray) -> np.ndarray:
-    smooth, linear, _ = _kernel(inputs, inputs, settings)
-    kernel = smooth + linear
-    kernel[np.diag_indices(len(kernel))] += np.exp(2 * settings[-1]) + 1e-6
-    return kernel
+def _noisy(covariance: np.ndarray, settings: np.ndarray) -> np.ndarray:
+    covariance[np.diag_indices(len(covariance))] += np.exp(2 * settings[-1]) + 1e-6
+    return covariance
 
 
 def _inverse(kernel: np.ndarray) -> tuple[np.ndarray, float]:
@@ -392,27 +442,24 @@ def _inverse(kernel: np.ndarray) -> tuple[np.ndarray, float]:
 
 
 def _negative_likelihood(
-    settings: np.ndarray, inputs: np.ndarray, outputs: np.ndarray, prior: np.ndarray
+    settings: np.ndarray,
+    kernel: Kernel,
+    inputs: np.ndarray,
+    outputs: np.ndarray,
+    prior: np.ndarray,
 ) -> tuple[float, np.ndarray]:
     """With its gradient; averaged over the outputs, which share one kernel."""
-    n, width = inputs.shape
-    smooth, linear, decay = _kernel(inputs, inputs, settings)
-    kernel = smooth + linear
-    noise = np.exp(2 * settings[-1])
-    kernel[np.diag_indices(n)] += noise + 1e-6
-    inverse, half_log_determinant = _inverse(kernel)
+    width = inputs.shape[1]
+    curved, linear, decay = _covariance(kernel, inputs, inputs, settings)
+    inverse, half_log_determinant = _inverse(_noisy(curved + linear, settings))
     weights = inverse @ outputs
     n_outputs = outputs.shape[1]
     slope = 0.5 * (inverse - weights @ weights.T / n_outputs)
-    pull = 3 * slope * decay
-    scaled = inputs / np.exp(settings[:width])
     gradient = np.empty_like(settings)
-    gradient[:width] = 2 * (
-        (pull.sum(axis=1)[:, None] * scaled**2).sum(axis=0) - (scaled * (pull @ scaled)).sum(axis=0)
-    )
-    gradient[width] = 2 * (slope * smooth).sum()
+    gradient[:width] = kernel.gradient(inputs / np.exp(settings[:width]), slope * decay)
+    gradient[width] = 2 * (slope * curved).sum()
     gradient[width + 1] = 2 * (slope * linear).sum()
-    gradient[width + 2] = 2 * noise * np.trace(slope)
+    gradient[width + 2] = 2 * np.exp(2 * settings[-1]) * np.trace(slope)
     # Few rows must not carve a narrow valley out of many inputs: length scales stay near the prior.
     trust = np.r_[np.full(width, 0.3), 0.2, 0.2, 0.2]
     value = 0.5 * (weights * outputs).sum() / n_outputs + half_log_determinant
@@ -431,8 +478,10 @@ EXPERTS: dict[str, tuple[Fit, Predict, str]] = {
     "ridge": (fit_ridge, predict_ridge, "both"),
     "trees": (fit_trees, predict_trees, "raw"),
     "neighbours": (fit_neighbours, predict_neighbours, "raw"),
-    "smooth": (fit_smooth, predict_smooth, "raw"),
-    "warped": (fit_smooth, predict_smooth, "scores"),
+    "smooth": (partial(fit_process, SMOOTH), partial(predict_process, SMOOTH), "raw"),
+    "warped": (partial(fit_process, SMOOTH), partial(predict_process, SMOOTH), "scores"),
+    "rough": (partial(fit_process, ROUGH), partial(predict_process, ROUGH), "raw"),
+    "rough_warped": (partial(fit_process, ROUGH), partial(predict_process, ROUGH), "scores"),
 }
 
 

@@ -193,7 +193,11 @@ def test_learning_is_bounded_on_large_tables():
     assert {record["rows"] for record in experts.weights_table()} == {200}
     tensors, _ = experts.to_tensors()
     sizes = {name.split(".")[-2]: len(a) for name, a in tensors.items() if "reference" in name}
-    assert sizes == {"neighbours": 100, "smooth": 50, "warped": 50}
+    processes = {"smooth", "warped", "rough", "rough_warped"}
+    assert sizes.pop("neighbours") == 100
+    assert sizes
+    assert set(sizes) <= processes
+    assert set(sizes.values()) == {50}
 
 
 def test_forests_of_many_rows_are_no_larger(monkeypatch):
@@ -271,34 +275,60 @@ def test_trees_agree_with_scikit_learn():
     )
 
 
-def test_gaussian_process_gradient():
+@pytest.mark.parametrize("kernel", [expert_models.SMOOTH, expert_models.ROUGH])
+def test_gaussian_process_gradient(kernel):
     inputs, targets, _ = regression(30)
     start = np.r_[np.zeros(3), -0.3, -1.0, -1.0]
     point = start + 0.1
 
     def value(s):
-        return expert_models._negative_likelihood(s, inputs, targets, start)[0]
+        return expert_models._negative_likelihood(s, kernel, inputs, targets, start)[0]
 
     def gradient(s):
-        return expert_models._negative_likelihood(s, inputs, targets, start)[1]
+        return expert_models._negative_likelihood(s, kernel, inputs, targets, start)[1]
 
     assert check_grad(value, gradient, point) < 1e-3
 
 
-def test_gaussian_process_closed_form_is_leaving_out():
+@pytest.mark.parametrize("kernel", [expert_models.SMOOTH, expert_models.ROUGH])
+def test_gaussian_process_closed_form_is_leaving_out(kernel):
     inputs, targets, folds = regression(60, 1)
-    arrays, unseen = expert_models.fit_smooth(
-        inputs, targets, folds, np.random.default_rng(0), ExpertsConfig()
+    arrays, unseen = expert_models.fit_process(
+        kernel, inputs, targets, folds, np.random.default_rng(0), ExpertsConfig()
     )
     out = folds == 0
     shifted = inputs - arrays["center"]
     direct = []
     for h in (0, 1):
-        kernel = expert_models._noisy_kernel(shifted, arrays[f"settings_{h}"])
-        inner = np.linalg.solve(kernel[np.ix_(~out, ~out)], (targets - arrays["mean"])[~out])
-        direct.append(kernel[np.ix_(out, ~out)] @ inner + arrays["mean"])
+        settings = arrays[f"settings_{h}"]
+        curved, linear, _ = expert_models._covariance(kernel, shifted, shifted, settings)
+        covariance = expert_models._noisy(curved + linear, settings)
+        inner = np.linalg.solve(covariance[np.ix_(~out, ~out)], (targets - arrays["mean"])[~out])
+        direct.append(covariance[np.ix_(out, ~out)] @ inner + arrays["mean"])
     # Each row by the process whose hyperparameters it did not choose.
     assert np.isclose(unseen[out], direct, atol=1e-4).any(axis=0).all()
+
+
+def test_rough_process_sees_steps_that_a_smooth_one_blurs():
+    rng = np.random.default_rng(0)
+    inputs = rng.uniform(-2, 2, size=(300, 3))
+    targets = (
+        np.sign(inputs[:, :1]) + np.sign(inputs[:, 1:2] - 1) + 0.05 * rng.normal(size=(300, 1))
+    )
+    folds = np.arange(300) % 5
+    errors = [
+        (
+            (
+                expert_models.EXPERTS[name][0](inputs, targets, folds, rng, ExpertsConfig(), None)[
+                    1
+                ]
+                - targets
+            )
+            ** 2
+        ).mean()
+        for name in ("smooth", "rough")
+    ]
+    assert errors[1] < 0.8 * errors[0]
 
 
 def test_many_columns_choose_their_inputs_and_are_judged_by_others(monkeypatch):

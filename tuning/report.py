@@ -16,7 +16,7 @@ from remasker.imputer import ReMaskerImputer
 #: Who speaks in a stack, as the page calls and paints them; what is missing to 1 is the mean's.
 VOICES = {
     "ReMasker": ((MODEL,), "model"),
-    "Gaussian processes": (("smooth", "warped"), "smooth"),
+    "Gaussian processes": (("smooth", "warped", "rough", "rough_warped"), "smooth"),
     "trees": (("trees",), "trees"),
     "nearest rows": (("neighbours",), "near"),
     "linear": (("ridge",), "ridge"),
