@@ -434,11 +434,22 @@ def _noisy(covariance: np.ndarray, settings: np.ndarray) -> np.ndarray:
     return covariance
 
 
-def _inverse(kernel: np.ndarray) -> tuple[np.ndarray, float]:
-    """Inverse of a positive definite matrix and half the logarithm of its determinant."""
-    root = np.linalg.cholesky(kernel)
-    inverse, _ = lapack.dpotri(root, lower=1)
-    return np.tril(inverse) + np.tril(inverse, -1).T, float(np.log(np.diag(root)).sum())
+def _inverse(covariance: np.ndarray) -> tuple[np.ndarray, float]:
+    """Inverse of a positive definite matrix and half the logarithm of its determinant.
+
+    Made in the matrix's own memory, which is lost: half of the time went into copies.
+
+    >>> inverse, half_log_determinant = _inverse(np.array([[2.0, 1.0], [1.0, 2.0]]))
+    >>> inverse.round(3).tolist(), round(half_log_determinant, 3)
+    ([[0.667, -0.333], [-0.333, 0.667]], 0.549)
+    """
+    root, failed = lapack.dpotrf(covariance.T, lower=1, clean=0, overwrite_a=1)
+    if failed:
+        raise np.linalg.LinAlgError("the covariance is not positive definite")
+    half_log_determinant = float(np.log(np.diag(root)).sum())
+    inverse, _ = lapack.dpotri(root, lower=1, overwrite_c=1)
+    at = np.arange(len(inverse))
+    return np.where(at[:, None] >= at, inverse, inverse.T), half_log_determinant
 
 
 def _negative_likelihood(

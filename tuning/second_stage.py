@@ -62,9 +62,10 @@ CALIBRATION = 0.2
 #: standard error by one seed and below zero by another, which cost 14 % of the true error.
 DOUBT = 2.0
 #: Of one stack, per row and incomplete column, on a machine of slowness 1 (measured at 0.5, from
-#: 308 × 6 to 8,760 × 12: 1.1e-3 to 1.8e-3); and what of it the rows cost that nearest rows and
-#: Gaussian processes do not learn from (california, 20,640 × 8: 34 s from 5,000 rows, 79 from all).
-EXPERT_SECONDS, FURTHER_SHARE = 3.5e-3, 0.45
+#: 653 × 15 to 2,111 × 16: 2.8e-3 to 3.7e-3); and what of it the rows cost that nearest rows and
+#: Gaussian processes do not learn from (california, 20,640 × 8: 34 s from 5,000 rows, 79 from all,
+#: when a stack took 0.55 of what it takes now).
+EXPERT_SECONDS, FURTHER_SHARE = 6.0e-3, 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
