@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from remasker.errors import ArtifactError, make_config
-from remasker.expert_models import EXPERTS, Arrays, ExpertsConfig, input_knots, input_view
+from remasker.expert_models import EXPERTS, ExpertsConfig, input_knots, input_view
+from remasker.gaussian_process import Arrays
 from remasker.stacking import MAX_INPUTS, choose_inputs, cross_fit, proper, stack_weights
 from remasker.table import EncodedTable
 

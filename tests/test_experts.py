@@ -10,7 +10,7 @@ from safetensors.numpy import load, save
 from scipy.optimize import check_grad
 from sklearn.ensemble import ExtraTreesRegressor
 
-from remasker import expert_models
+from remasker import expert_models, gaussian_process
 from remasker.errors import ArtifactError, InvalidConfigError
 from remasker.expert_models import EXPERTS, ExpertsConfig
 from remasker.experts import Experts, fit_experts, places
@@ -275,25 +275,25 @@ def test_trees_agree_with_scikit_learn():
     )
 
 
-@pytest.mark.parametrize("kernel", [expert_models.SMOOTH, expert_models.ROUGH])
+@pytest.mark.parametrize("kernel", [gaussian_process.SMOOTH, gaussian_process.ROUGH])
 def test_gaussian_process_gradient(kernel):
     inputs, targets, _ = regression(30)
     start = np.r_[np.zeros(3), -0.3, -1.0, -1.0]
     point = start + 0.1
 
     def value(s):
-        return expert_models._negative_likelihood(s, kernel, inputs, targets, start)[0]
+        return gaussian_process._negative_likelihood(s, kernel, inputs, targets, start)[0]
 
     def gradient(s):
-        return expert_models._negative_likelihood(s, kernel, inputs, targets, start)[1]
+        return gaussian_process._negative_likelihood(s, kernel, inputs, targets, start)[1]
 
     assert check_grad(value, gradient, point) < 1e-3
 
 
-@pytest.mark.parametrize("kernel", [expert_models.SMOOTH, expert_models.ROUGH])
+@pytest.mark.parametrize("kernel", [gaussian_process.SMOOTH, gaussian_process.ROUGH])
 def test_gaussian_process_closed_form_is_leaving_out(kernel):
     inputs, targets, folds = regression(60, 1)
-    arrays, unseen = expert_models.fit_process(
+    arrays, unseen = expert_models.fit_gaussian(
         kernel, inputs, targets, folds, np.random.default_rng(0), ExpertsConfig()
     )
     out = folds == 0
@@ -301,8 +301,8 @@ def test_gaussian_process_closed_form_is_leaving_out(kernel):
     direct = []
     for h in (0, 1):
         settings = arrays[f"settings_{h}"]
-        curved, linear, _ = expert_models._covariance(kernel, shifted, shifted, settings)
-        covariance = expert_models._noisy(curved + linear, settings)
+        curved, linear, _ = gaussian_process._covariance(kernel, shifted, shifted, settings)
+        covariance = gaussian_process._noisy(curved + linear, settings)
         inner = np.linalg.solve(covariance[np.ix_(~out, ~out)], (targets - arrays["mean"])[~out])
         direct.append(covariance[np.ix_(out, ~out)] @ inner + arrays["mean"])
     # Each row by the process whose hyperparameters it did not choose.
