@@ -275,6 +275,15 @@ def _improve(
 # ---------------------------------------------------------------------- fitting
 
 
+def n_rounds(wanted: int, n_columns: int) -> int:
+    """In how many rounds so many incomplete columns are learned.
+
+    >>> n_rounds(3, 16), n_rounds(3, 17)
+    (3, 1)
+    """
+    return wanted if n_columns <= MAX_CHAINED else 1
+
+
 def fit_experts(
     table: EncodedTable,
     predict: Predict | None,
@@ -330,10 +339,10 @@ def fit_experts(
     fitted: dict[int, dict[str, Arrays]] = {}
     residuals = np.full((len(at), len(QUANTILES)), np.nan)
     # Each round completes the rows of every column anew by the experts of all others.
-    n_rounds = config.rounds if len(columns) <= MAX_CHAINED else 1
+    last = n_rounds(config.rounds, len(columns))
     # Lessons of many columns would fill the memory: they are used once, and made when needed.
-    lessons = {j: lesson_of(j) for j in columns} if n_rounds > 1 else {}
-    for r in range(n_rounds):
+    lessons = {j: lesson_of(j) for j in columns} if last > 1 else {}
+    for r in range(last):
         stacks = []
         judged.clear()
         for j in columns:
@@ -350,7 +359,7 @@ def fit_experts(
                 fitted.get(j, {}),
             )
             stacks.append(stack)
-            if r + 1 < n_rounds:
+            if r + 1 < last:
                 fitted[j] = models
             judged.append(record)
             lesson.own = unseen
@@ -358,7 +367,7 @@ def fit_experts(
                 missed = targets - unseen
                 residuals[j] = np.quantile(missed[np.isfinite(missed)], QUANTILES)
         rounds.append(tuple(stacks))
-        if r + 1 < n_rounds:
+        if r + 1 < last:
             for j, lesson in lessons.items():
                 others = tuple(stack for stack in stacks if stack.column != j)
                 visible = table.observed[lesson.rows]

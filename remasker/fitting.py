@@ -22,6 +22,7 @@ from joblib import Parallel, delayed
 from threadpoolctl import threadpool_limits
 
 from remasker.errors import ProcessLostError
+from remasker.expert_models import ExpertsConfig
 from remasker.experts import fit_experts
 from remasker.holdout import hold_out
 from remasker.inference import Ensemble, normal_residuals
@@ -245,6 +246,7 @@ def make_ensemble(
     seed: int,
     device: str = "cpu",
     run: Run = one_by_one,
+    experts_config: ExpertsConfig | None = None,
 ) -> Ensemble:
     """Join trained members, fit `n_experts` stacks of experts on top of them, calibrate."""
     ensemble = Ensemble(
@@ -258,7 +260,14 @@ def make_ensemble(
     if plan.folds is not None and len(members) == len(plan) and table.values.shape[1] > 1:
         honest = ensemble.honest(plan.folds)
         tasks = [
-            partial(fit_experts, table, ensemble.soft, honest=honest, seed=seed + k)
+            partial(
+                fit_experts,
+                table,
+                ensemble.soft,
+                honest=honest,
+                config=experts_config,
+                seed=seed + k,
+            )
             for k in range(n_experts)
         ]
         ensemble.experts = tuple(run(tasks))

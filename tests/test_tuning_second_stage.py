@@ -12,7 +12,7 @@ from remasker.table import EncodedTable
 from tuning import second_stage
 from tuning.config import SearchConfig
 from tuning.holdout import CellPrediction, draw_holdout
-from tuning.second_stage import add_experts, seconds_needed
+from tuning.second_stage import BRIEF, WHOLE, Effort, add_experts, luck, seconds_needed
 from tuning.trial import TrialData
 
 RNG = np.random.default_rng(0)
@@ -24,7 +24,14 @@ TABLE = EncodedTable(
 )
 DATA = TrialData(table=TABLE, holdout=draw_holdout(OBSERVED, 0))
 SECONDS = 10.0
-NEEDED = seconds_needed(DATA, SECONDS, 2)
+
+
+def needed(effort: Effort) -> float:
+    """What one pass takes."""
+    return seconds_needed(DATA, SECONDS, 2, effort=effort)
+
+
+NEEDED = needed(WHOLE[0])
 
 
 def predictions(cells: np.ndarray, noise: float) -> CellPrediction:
@@ -36,15 +43,20 @@ def predictions(cells: np.ndarray, noise: float) -> CellPrediction:
 
 
 def outcome(
-    monkeypatch: pytest.MonkeyPatch, left: float, *, noise: float = 0.1, refit: bool = True
+    monkeypatch: pytest.MonkeyPatch,
+    left: float,
+    *,
+    noise: float = 0.1,
+    refit: bool = True,
+    n_compared: int = 1,
 ) -> tuple[second_stage.SecondStage | None, list[EncodedTable]]:
     """Run `add_experts` with so much time left; with the tables that were learned from."""
     learned: list[EncodedTable] = []
     clock = SimpleNamespace(now=0.0)
 
-    def two_stages(table: EncodedTable, *_: Any, share: float) -> str:
+    def two_stages(table: EncodedTable, *_: Any, effort: Effort) -> str:
         learned.append(table)
-        clock.now += seconds_needed(DATA, share * SECONDS, 2)
+        clock.now += needed(effort)
         return f"ensemble {len(learned)}"
 
     class Budget:
@@ -64,18 +76,18 @@ def outcome(
     budget: Any = Budget()
     winner: Any = None
     config = SearchConfig(refit=refit)
-    stage = add_experts(winner, DATA, found, config, budget, seconds=SECONDS)
+    stage = add_experts(winner, DATA, found, config, budget, seconds=SECONDS, n_compared=n_compared)
     return stage, learned
 
 
 def test_without_time_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert outcome(monkeypatch, 0.9 * seconds_needed(DATA, 0.25 * SECONDS, 2)) == (None, [])
+    assert outcome(monkeypatch, 0.9 * needed(BRIEF[-1])) == (None, [])
 
 
 def test_with_time_for_one_pass_it_is_the_one_that_sees_every_cell(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stage, learned = outcome(monkeypatch, 1.9 * seconds_needed(DATA, 0.25 * SECONDS, 2))
+    stage, learned = outcome(monkeypatch, 1.9 * needed(WHOLE[-1]))
     assert stage is not None
     assert stage.refitted
     # Nobody has been asked about the report cells: no figure is made up for it.
@@ -89,7 +101,7 @@ def test_with_time_for_both_it_is_judged(monkeypatch: pytest.MonkeyPatch) -> Non
     assert stage is not None
     assert stage.gain is not None
     assert stage.gain > 1
-    assert stage.share == 1
+    assert stage.effort == WHOLE[0]
     assert stage.reported is not None
     assert len(stage.reported.value) == DATA.holdout.report.sum()
     # What is returned has seen every cell, what was judged none of those that were set aside.
@@ -100,13 +112,22 @@ def test_with_time_for_both_it_is_judged(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_with_little_time_the_models_are_trained_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Found on obesity, MCAR: for want of ten seconds no experts, and 17 % more error."""
-    shares = []
-    for left in (2.2 * NEEDED, 1.9 * NEEDED, 1.9 * seconds_needed(DATA, 0.5 * SECONDS, 2)):
+    for effort, left in zip(
+        WHOLE, (2.2 * NEEDED, 1.9 * NEEDED, 1.9 * needed(WHOLE[1])), strict=True
+    ):
         stage, _ = outcome(monkeypatch, left)
         assert stage is not None
         assert stage.gain is not None
-        shares.append(stage.share)
-    assert shares == [1.0, 0.5, 0.25]
+        assert stage.effort == effort
+
+
+def test_with_less_the_experts_learn_in_fewer_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found on obesity, MNAR: experts cost more than was left, so that there were none."""
+    for effort, left in zip(BRIEF, (WHOLE[-1], BRIEF[0]), strict=True):
+        stage, learned = outcome(monkeypatch, 0.99 * needed(left))
+        assert stage is not None
+        assert stage.effort == effort
+        assert learned[0] is TABLE
 
 
 def test_what_is_worse_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,6 +141,27 @@ def test_a_few_unlucky_cells_do_not_speak_against_it(monkeypatch: pytest.MonkeyP
     stage, _ = outcome(monkeypatch, 10 * NEEDED)
     assert stage is not None
     assert stage.gain == -1.0
+
+
+def test_the_luck_of_the_chosen_does_not_speak_against_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found on yacht, MCAR 0.7: the best of many on the very cells that compare them."""
+    monkeypatch.setattr(second_stage, "paired_gain", lambda *_: -3.0)
+    assert outcome(monkeypatch, 10 * NEEDED, n_compared=1)[0] is None
+    assert outcome(monkeypatch, 10 * NEEDED, n_compared=20)[0] is not None
+
+
+def test_luck_is_what_the_best_of_equals_has() -> None:
+    """A bound on the expectation, and no wild one."""
+    for n in (2, 5, 20, 100):
+        best = np.random.default_rng(n).normal(size=(4000, n)).max(axis=1).mean()
+        assert best < luck(n) < best + 1
+
+
+def test_gaps_cost_nothing() -> None:
+    """Experts learn from observed cells: a table with more gaps is cheaper to learn."""
+    sparse = DATA.table.hide(RNG.random(OBSERVED.shape) < 0.5)
+    fewer = TrialData(table=sparse, holdout=DATA.holdout)
+    assert seconds_needed(fewer, SECONDS, 2) < NEEDED
 
 
 def test_without_refitting_what_was_judged_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:

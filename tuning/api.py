@@ -200,7 +200,15 @@ def _tune(
             second = None
             if config.experts is not None:
                 view.tell("stage", {"text": "experts on top of the best"})
-                second = add_experts(members[0], data, joint, config, budget, seconds=taken[0])
+                second = add_experts(
+                    members[0],
+                    data,
+                    joint,
+                    config,
+                    budget,
+                    seconds=taken[0],
+                    n_compared=len(results),
+                )
             refitted, n_copies = None, 0
             if config.refit and second is None:
                 n_copies = _affordable_copies(config, taken, budget.left)
@@ -241,7 +249,7 @@ def _tune(
             else {
                 "gain": second.gain,
                 "refitted": second.refitted,
-                "share": second.share,
+                **second.effort._asdict(),
                 "experts": _weights(second),
             },
             "error": _error_record(outcome),

@@ -37,7 +37,7 @@ from remasker.inference import Ensemble, normal_residuals
 from remasker.table import EncodedTable, TableEncoder
 from remasker.training import Member, Trainer
 from tuning.holdout import draw_holdout
-from tuning.second_stage import two_stages
+from tuning.second_stage import Effort, two_stages
 from tuning.trial import TrialData, read_result, run_trial
 
 RUN, MODEL, LEADERBOARD, REPORT = "run.json", "model", "leaderboard.csv", "report.html"
@@ -175,8 +175,8 @@ def reproduce(run: str | os.PathLike[str], table: Any) -> ReMaskerImputer:
         refitted, stages, second = None, None, record.get("second_stage")
         if second is not None:
             seen = encoded if second["refitted"] else encoded.hide(data.holdout.all)
-            share = float(second.get("share", 1.0))
-            stages = two_stages(seen, members[0], data.device, share=share)
+            effort = Effort(**{name: second[name] for name in Effort._fields if name in second})
+            stages = two_stages(seen, members[0], data.device, effort=effort)
         elif record["refitted"]:
             copies = range(int(record["refitted"]))
             refitted = [refit_member(m, encoded, copy=k) for k in copies for m in members]
