@@ -31,7 +31,9 @@ ALLOWED = {
     "experts": {"errors", "expert_models", "gaussian_process", "stacking", "table"},
     "inference": {"experts", "model", "table", "training"},
     "artifact": {"errors", "experts", "inference", "model", "table", "training"},
-    "fitting": {"errors", "experts", "holdout", "inference", "model", "table", "training"},
+    "fitting": {
+        "errors", "expert_models", "experts", "holdout", "inference", "model", "table", "training",
+    },
     "imputer": {
         "artifact", "containers", "errors", "fitting", "inference", "model", "progress", "table",
         "training",
