@@ -211,8 +211,8 @@ def _ours(method: str, table: pd.DataFrame, kinds: str, seconds: float, seed: in
 
 def _control(table: pd.DataFrame, seed: int, settings: dict[str, Any]) -> pd.DataFrame:
     """The experts of the second stage from the column means, without ReMasker."""
+    from remasker.expert_fitting import fit_experts
     from remasker.expert_models import ExpertsConfig
-    from remasker.experts import fit_experts
     from remasker.fitting import one_thread
     from remasker.table import TableEncoder
 

@@ -22,8 +22,8 @@ from joblib import Parallel, delayed
 from threadpoolctl import threadpool_limits
 
 from remasker.errors import ProcessLostError
+from remasker.expert_fitting import fit_experts
 from remasker.expert_models import ExpertsConfig
-from remasker.experts import fit_experts
 from remasker.holdout import hold_out
 from remasker.inference import Ensemble, normal_residuals
 from remasker.model import ModelConfig

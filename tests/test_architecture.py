@@ -29,10 +29,12 @@ ALLOWED = {
     "expert_models": {"errors", "gaussian_process"},
     "stacking": set(),
     "experts": {"errors", "expert_models", "gaussian_process", "stacking", "table"},
+    "expert_fitting": {"expert_models", "experts", "gaussian_process", "stacking", "table"},
     "inference": {"experts", "model", "table", "training"},
     "artifact": {"errors", "experts", "inference", "model", "table", "training"},
     "fitting": {
-        "errors", "expert_models", "experts", "holdout", "inference", "model", "table", "training",
+        "errors", "expert_fitting", "expert_models", "holdout", "inference", "model", "table",
+        "training",
     },
     "imputer": {
         "artifact", "containers", "errors", "fitting", "inference", "model", "progress", "table",

@@ -12,8 +12,9 @@ from sklearn.ensemble import ExtraTreesRegressor
 
 from remasker import expert_models, gaussian_process
 from remasker.errors import ArtifactError, InvalidConfigError
+from remasker.expert_fitting import fit_experts
 from remasker.expert_models import EXPERTS, ExpertsConfig
-from remasker.experts import Experts, fit_experts, places
+from remasker.experts import Experts, places
 from remasker.inference import Ensemble
 from remasker.table import EncodedTable
 
@@ -333,7 +334,7 @@ def test_rough_process_sees_steps_that_a_smooth_one_blurs():
 
 def test_many_columns_choose_their_inputs_and_are_judged_by_others(monkeypatch):
     for name, value in (("MAX_INPUTS", 8), ("MAX_ALONE", 10), ("N_LOOKS", 4)):
-        monkeypatch.setattr(f"remasker.experts.{name}", value)
+        monkeypatch.setattr(f"remasker.expert_fitting.{name}", value)
     monkeypatch.setattr("remasker.stacking.MAX_INPUTS", 8)
     rng = np.random.default_rng(0)
     values = rng.normal(size=(100, 2)) @ rng.normal(size=(2, 24)) + 0.3 * rng.normal(size=(100, 24))

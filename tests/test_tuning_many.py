@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 
 from tuning import tune, tune_many
-from tuning.api import locked
 from tuning.config import RunExistsError
+from tuning.folder import locked
 from tuning.journal import read_study
 from tuning.many import TuneManyError
 from tuning.ray_session import secure_token

@@ -17,10 +17,11 @@ from remasker.errors import ArtifactError, InvalidConfigError
 from remasker.imputer import ReMaskerImputer
 from tuning import TuneResult, tune, tune_many
 from tuning.affordable import Affordable, AffordableSampler, Budget
-from tuning.api import _affordable_copies, locked
+from tuning.api import _affordable_copies
 from tuning.config import RunExistsError, SearchConfig, SearchFailedError
 from tuning.cost import CostModel
 from tuning.export import read_run, reproduce
+from tuning.folder import locked
 from tuning.journal import open_study, read_study, records
 from tuning.search import MIN_RIVALS, GentleASHA
 from tuning.searcher import JournalSearch

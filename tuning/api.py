@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
-import errno
-import fcntl
 import math
 import os
-import shutil
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,25 +18,21 @@ import ray
 from optuna.distributions import BaseDistribution, distribution_to_json, json_to_distribution
 
 from remasker.delimited import TextTable
-from remasker.errors import (
-    ArtifactError,
-    InvalidConfigError,
-    RemaskerError,
-    make_config,
-)
+from remasker.errors import make_config
 from remasker.fitting import one_thread
 from remasker.imputer import ReMaskerImputer
 from remasker.table import EncodedTable, TableEncoder
 from remasker.training import Member
 from tuning import export
 from tuning.affordable import Budget
-from tuning.config import RunExistsError, SearchConfig, SearchFailedError, StorageError
+from tuning.config import RunExistsError, SearchConfig, SearchFailedError
+from tuning.folder import check_folder, locked, resumable, run_folder
 from tuning.holdout import CellPrediction, average, draw_holdout
-from tuning.journal import JOURNAL, TRIALS, read_study, records
+from tuning.journal import TRIALS, records
 from tuning.live import View
 from tuning.ray_session import Pulse, ray_session
 from tuning.report import render
-from tuning.search import QUESTIONS, search, unwritable
+from tuning.search import QUESTIONS, search
 from tuning.second_stage import SecondStage, add_experts, slots
 from tuning.selection import (
     ErrorReport,
@@ -56,13 +48,9 @@ from tuning.space import make_space
 from tuning.trial import TrialData, TrialResult, read_result
 
 Space = tuple[dict[str, BaseDistribution], dict[str, Any]]
-#: What the operating system says of a disk that is full, read-only, broken or gone.
-STORAGE_FAILS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE}
 #: Refitted models that are averaged, if there is time for them. Four of one setting by different
 #: seeds have 0.97 of the error of one (five tables, masks 0 and 1; compressive 0.92).
 REFITTED = 4
-#: Less free disk than this and a run would die half-way.
-MIN_FREE_BYTES = 100e6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,22 +130,14 @@ def _tune(
     folder = run_folder(config, name)
     space = make_space(config.space, len(encoded))
     check_folder(folder, config)
-    with locked(folder), _resumable(name, folder):
+    with locked(folder), resumable(name, folder):
         record: dict[str, Any] = {
             "name": name,
             "state": "searching",
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "versions": export.versions(),
             "machine": export.machine(),
-            "data": {
-                "source": source,
-                "fingerprint": export.fingerprint(frame),
-                "rows": len(frame),
-                "columns": [str(column) for column in frame.columns],
-                "missing_cells": int((~encoded.observed).sum()),
-                "options": {k: v for k, v in table_options.items() if v is not None},
-                "reading": vars(file.options) if isinstance(file, TextTable) else None,
-            },
+            "data": _data_record(frame, encoded, table_options, source, file),
             "search": _search_record(config, space),
         }
         if (folder / export.RUN).is_file():
@@ -189,117 +169,41 @@ def _tune(
                 tell=view.tell,
             )
             view.tell("stage", {"text": "choosing the best and completing the table"})
-            numbers, results = _results(study, space[1], folder, data)
-            judge = data.judge(data.holdout.judge)
-            judged = [result.judged for result in results]
-            selection = select(judge, judged, config.max_members)
-            members = [results[k].member for k in selection.chosen]
-            joint = average([judged[k] for k in selection.chosen])
-            trials = study.get_trials(deepcopy=False)
-            taken = [_whole_seconds(trials[numbers[k]]) for k in selection.chosen]
-            second = None
-            if config.experts is not None:
-                view.tell("stage", {"text": "experts on top of the best"})
-                second = add_experts(
-                    members[0],
-                    data,
-                    joint,
-                    config,
-                    budget,
-                    seconds=taken[0],
-                    n_compared=len(results),
-                )
-            refitted, n_copies = None, 0
-            if config.refit and second is None:
-                n_copies = _affordable_copies(config, taken, budget.left)
-            if n_copies:
-                view.tell("stage", {"text": "training the best once more, on all cells"})
-                refitted = _refit(members, n_copies, data, config)
-        # Members of an ensemble are found again by their trial's number.
-        chosen = tuple(numbers[k] for k in selection.chosen)
-        provenance |= {"seed": members[0].seed, "run": name, "trials": list(chosen)}
+            choice = _choose(study, space[1], folder, data, config, budget, view)
+        trials = choice.selection.chosen
+        provenance |= {"seed": choice.members[0].seed, "run": name, "trials": list(trials)}
         if file is not None:
             # So that `remasker impute` reads other files as this one was read.
             provenance["file"] = {"name": Path(source or name).name, **file.memory}
-        stages = None if second is None else second.ensemble
-        # The second stage shrinks by its own stacking.
-        trust = shrinkage(judge, joint) if second is None else None
-        imputer = export.assemble(encoder, data, members, refitted, provenance, stages, trust)
-        found = average([results[k].reported for k in selection.chosen])
-        outcome = _outcome(data, encoder, found, second, refitted, trust)
+        imputer = export.assemble(
+            encoder,
+            data,
+            choice.members,
+            choice.refitted,
+            provenance,
+            None if choice.second is None else choice.second.ensemble,
+            choice.trust,
+        )
         result = TuneResult(
             name=name,
             folder=folder,
             imputed=imputer.transform(table),
             imputer=imputer,
             leaderboard=leaderboard(records(study, space[1])),
-            error=outcome,
-            selection=Selection(**{**vars(selection), "chosen": chosen}),
+            error=_outcome(data, encoder, choice),
+            selection=choice.selection,
         )
         record |= {
             "state": "finished",
             "seconds": round(budget.spent, 1),
-            "members": [
-                {"trial": number, "seed": m.seed, "epochs": m.epochs, "settings": _settings(m)}
-                for number, m in zip(chosen, members, strict=True)
-            ],
-            "selection": vars(result.selection),
-            "second_stage": None
-            if second is None
-            else {
-                "gain": second.gain,
-                "refitted": second.refitted,
-                **second.effort._asdict(),
-                "experts": _weights(second),
-            },
-            "error": _error_record(outcome),
-            # How far each column's numbers are trusted; null: wholly.
-            "trust": trust,
-            # How many times each member was trained on all cells.
-            "refitted": n_copies,
+            **_choice_record(choice),
+            "error": _error_record(result.error),
         }
         _write(result, record, frame, source, file)
     return result
 
 
 # ---------------------------------------------------------------------- before
-
-
-def run_folder(config: SearchConfig, name: str) -> Path:
-    """Where a run lives.
-
-    >>> run_folder(SearchConfig(storage="/tmp"), "a/b")
-    Traceback (most recent call last):
-    remasker.errors.InvalidConfigError: name: expected a plain folder name, got 'a/b'
-    """
-    if not name or name in (".", "..") or os.sep in name or name.startswith("."):
-        raise InvalidConfigError(f"name: expected a plain folder name, got {name!r}")
-    return Path(config.storage).expanduser().absolute() / name
-
-
-def check_folder(folder: Path, config: SearchConfig) -> None:
-    """Refuse a name that is taken, a path that cannot be written, a disk that is full."""
-    if (folder / JOURNAL).exists() and not config.resume:
-        raise RunExistsError(
-            f"{folder} already holds a run; continue it with resume=True, or choose another name"
-        )
-    if folder.exists() and not (folder / JOURNAL).exists() and _foreign(folder):
-        raise RunExistsError(f"{folder} exists and is not a run; choose another name or storage")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".probe.{os.getpid()}"
-        probe.write_bytes(b"x")
-        probe.unlink()
-    except OSError as error:
-        raise ArtifactError(
-            f"cannot write to {folder}: {error.strerror or error}; choose another storage"
-        ) from error
-    free = shutil.disk_usage(folder).free
-    if free < MIN_FREE_BYTES:
-        raise ArtifactError(
-            f"{folder}: only {free / 1e6:.0f} MB of disk are free, a run needs "
-            f"{MIN_FREE_BYTES / 1e6:.0f} MB; choose another storage"
-        )
 
 
 def check_nodes(config: SearchConfig) -> None:
@@ -310,22 +214,22 @@ def check_nodes(config: SearchConfig) -> None:
         preflight(config.storage, {"CPU": config.cpus_per_trial, "GPU": config.gpus_per_trial})
 
 
-def _foreign(folder: Path) -> bool:
-    ours = {".lock", ".ray", export.RUN, TRIALS}
-    return any(path.name not in ours for path in folder.iterdir())
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """One process per run: a second one is told so, not allowed to mix its trials in."""
-    with open(folder / ".lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise RunExistsError(
-                f"{folder} is being run by another process; wait for it, or choose another name"
-            ) from None
-        yield
+def _data_record(
+    frame: pd.DataFrame,
+    encoded: EncodedTable,
+    table_options: Mapping[str, Any],
+    source: str | None,
+    file: Any,
+) -> dict[str, Any]:
+    return {
+        "source": source,
+        "fingerprint": export.fingerprint(frame),
+        "rows": len(frame),
+        "columns": [str(column) for column in frame.columns],
+        "missing_cells": int((~encoded.observed).sum()),
+        "options": {k: v for k, v in table_options.items() if v is not None},
+        "reading": vars(file.options) if isinstance(file, TextTable) else None,
+    }
 
 
 def _search_record(config: SearchConfig, space: Space) -> dict[str, Any]:
@@ -363,37 +267,78 @@ def _continue(
     return record, (stored, old["search"]["fixed"])
 
 
-@contextlib.contextmanager
-def _resumable(name: str, folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error, RemaskerError):
-            raise
-        failure = unwritable(folder)
-        if isinstance(error, OSError) and error.errno in STORAGE_FAILS:
-            failure = StorageError.of(folder, error)
-        if failure is None:
-            raise
-        raise failure from error
-    except KeyboardInterrupt:
-        done = 0
-        with contextlib.suppress(Exception):  # there may be no journal yet
-            trials = read_study(folder).get_trials(deepcopy=False)
-            done = sum(trial.state.is_finished() for trial in trials)
-        raise KeyboardInterrupt(
-            f"stopped; {folder} keeps everything ({done} trials finished). Continue with "
-            f"tune(table, name={name!r}, storage={str(folder.parent)!r}, resume=True) or "
-            f"`remasker tune … --name {name} --storage {folder.parent} --resume`"
-        ) from None
-
-
 # ---------------------------------------------------------------------- after
 
 
 def _mean_error(data: TrialData) -> float:
     judge = data.judge(data.holdout.judge)
     return judge.error(judge.losses(judge.baseline()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Choice:
+    """What a search came to."""
+
+    #: By the trials' numbers: members of an ensemble are found again by them.
+    selection: Selection
+    members: list[Member]
+    #: What the members said of the report cells.
+    found: CellPrediction
+    second: SecondStage | None
+    #: The members trained on all cells, and how many times each was.
+    refitted: list[Member] | None
+    n_copies: int
+    #: How far each column's numbers are trusted; None: wholly.
+    trust: np.ndarray | None
+
+
+def _choose(
+    study: optuna.Study,
+    fixed: Mapping[str, Any],
+    folder: Path,
+    data: TrialData,
+    config: SearchConfig,
+    budget: Budget,
+    view: View,
+) -> _Choice:
+    """Select trials by the judge cells; put experts on top, or train them on all cells."""
+    numbers, results = _results(study, fixed, folder, data)
+    judge = data.judge(data.holdout.judge)
+    judged = [result.judged for result in results]
+    selection = select(judge, judged, config.max_members)
+    members = [results[k].member for k in selection.chosen]
+    joint = average([judged[k] for k in selection.chosen])
+    chosen = tuple(numbers[k] for k in selection.chosen)
+    trials = study.get_trials(deepcopy=False)
+    taken = [_whole_seconds(trials[number]) for number in chosen]
+    second = None
+    if config.experts is not None:
+        view.tell("stage", {"text": "experts on top of the best"})
+        second = add_experts(
+            members[0],
+            data,
+            joint,
+            config,
+            budget,
+            seconds=taken[0],
+            n_compared=len(results),
+        )
+    refitted, n_copies = None, 0
+    if config.refit and second is None:
+        n_copies = _affordable_copies(config, taken, budget.left)
+    if n_copies:
+        view.tell("stage", {"text": "training the best once more, on all cells"})
+        refitted = _refit(members, n_copies, data, config)
+    return _Choice(
+        selection=replace(selection, chosen=chosen),
+        members=members,
+        found=average([results[k].reported for k in selection.chosen]),
+        second=second,
+        refitted=refitted,
+        n_copies=n_copies,
+        # The second stage shrinks by its own stacking.
+        trust=shrinkage(judge, joint) if second is None else None,
+    )
 
 
 def _results(
@@ -457,27 +402,42 @@ def _refit(
     return refitted
 
 
-def _outcome(
-    data: TrialData,
-    encoder: TableEncoder,
-    found: CellPrediction,
-    second: SecondStage | None,
-    refitted: Sequence[Member] | None,
-    trust: np.ndarray | None,
-) -> ErrorReport:
-    """The error on the report cells, and whose it is; `found` is what the search's choice said."""
+def _outcome(data: TrialData, encoder: TableEncoder, choice: _Choice) -> ErrorReport:
+    """The error on the report cells, and whose it is."""
     judge = data.judge(data.holdout.report)
-    again = refitted is not None or (second is not None and second.refitted)
+    second = choice.second
+    again = choice.refitted is not None or (second is not None and second.refitted)
     of = "what is returned, before it learned from all cells" if again else "what is returned"
     if second is None:
-        reported = shrink(judge, found, trust)
+        reported = shrink(judge, choice.found, choice.trust)
     elif second.reported is None:
-        reported = found
+        reported = choice.found
         of = "the search's choice, before experts and before it learned from all cells"
     else:
         reported = second.reported
     names = [column.name for column in encoder.modelled]
     return replace(error_report(judge, reported, names), of=of)
+
+
+def _choice_record(choice: _Choice) -> dict[str, Any]:
+    second = choice.second
+    return {
+        "members": [
+            {"trial": number, "seed": m.seed, "epochs": m.epochs, "settings": _settings(m)}
+            for number, m in zip(choice.selection.chosen, choice.members, strict=True)
+        ],
+        "selection": vars(choice.selection),
+        "second_stage": None
+        if second is None
+        else {
+            "gain": second.gain,
+            "refitted": second.refitted,
+            **second.effort._asdict(),
+            "experts": _weights(second),
+        },
+        "trust": choice.trust,
+        "refitted": choice.n_copies,
+    }
 
 
 def _weights(second: SecondStage) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """The journal of a run: Optuna's study in one file of the run's folder, and the only memory.
 
-One process at a time writes to it (`api.locked` sees to that), anybody may read it at any time.
+One process at a time writes to it (`folder.locked` sees to that), anybody may read it at any time.
 """
 
 from __future__ import annotations

@@ -21,8 +21,9 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from remasker.errors import RemaskerError, make_config
-from tuning.api import TuneResult, run_folder, tune
+from tuning.api import TuneResult, tune
 from tuning.config import SearchConfig
+from tuning.folder import run_folder
 from tuning.journal import read_study
 from tuning.preflight import capacity
 from tuning.ray_session import Pulse, ray_session

@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import ray
 
+from remasker.expert_fitting import n_rounds
 from remasker.expert_models import ExpertsConfig
-from remasker.experts import n_rounds
 from remasker.fitting import (
     Run,
     Task,

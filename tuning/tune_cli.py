@@ -190,7 +190,7 @@ def interruptible() -> Iterator[None]:
 
 def _refuse_early(config: Any, names: list[str]) -> None:
     """A name that is taken is said before Ray is started."""
-    from tuning.api import check_folder, run_folder
+    from tuning.folder import check_folder, run_folder
 
     for name in names:
         check_folder(run_folder(config, name), config)
