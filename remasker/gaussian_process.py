@@ -109,7 +109,7 @@ def fit_process(
             args=(kernel, shifted[half], outputs[half], start),
             jac=True,
             method="L-BFGS-B",
-            bounds=[(-3, 6)] * width + [(-5, 3), (-5, 3), (-4, 1)],
+            bounds=[(-3, 6)] * width + [(-5, 3), (-5, 3), (-6, 1)],
             options={"maxiter": 25 if before is None else 8},
         )
         curved, linear, _ = _covariance(kernel, shifted[used], shifted[used], found.x)
