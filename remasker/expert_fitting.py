@@ -19,10 +19,11 @@ from remasker.experts import (
     improve,
     known_cells,
     places,
+    rounded,
     start_of_gaps,
 )
 from remasker.gaussian_process import Arrays
-from remasker.stacking import MAX_INPUTS, choose_inputs, cross_fit, stack_weights
+from remasker.stacking import MAX_INPUTS, choose_inputs, cross_fit, proper, stack_weights
 from remasker.table import EncodedTable
 
 #: A column with fewer observed cells than this is left to the model.
@@ -108,7 +109,7 @@ def fit_experts(
         for j in columns:
             lesson = lessons[j] if lessons else lesson_of(j)
             targets = known[lesson.rows, at[j]]
-            stack, models, record, unseen = _fit_column(
+            stack, models, record, unseen, fresh = _fit_column(
                 j,
                 np.delete(lesson.soft, at[j], axis=1),
                 targets,
@@ -124,8 +125,7 @@ def fit_experts(
             judged.append(record)
             lesson.own = unseen
             if not table.n_categories[j]:
-                missed = targets - unseen
-                residuals[j] = np.quantile(missed[np.isfinite(missed)], QUANTILES)
+                residuals[j] = np.quantile((targets - unseen)[fresh], QUANTILES)
         rounds.append(tuple(stacks))
         if r + 1 < last:
             for j, lesson in lessons.items():
@@ -179,7 +179,8 @@ def _lesson(
     if honest is not None and own is None:
         # Gaps are filled by the same models as at work; only the target's own prediction has to
         # come from models that were not trained on it.
-        base[:, place] = honest(shown.values, shown.observed, rows)[:, place]
+        said = rounded(honest(shown.values, shown.observed, rows), table.n_categories)
+        base[:, place] = said[:, place]
     known, cells = known_cells(shown)
     soft = np.where(cells, known, start_of_gaps(base, prior, columns, table.n_categories))
     if own is not None:
@@ -208,6 +209,7 @@ def _own_of_many(
         visible = table.observed[rows]
         visible[:, group] = False
         said = honest(np.where(visible, table.values[rows], 0), visible, rows)
+        said = rounded(said, table.n_categories)
         for j in group:
             own[int(j)] = said[np.searchsorted(rows, rows_of[j])][:, at[j]]
     return own
@@ -222,7 +224,8 @@ def _fit_column(
     random_state: np.random.Generator,
     config: ExpertsConfig,
     before: Mapping[str, Arrays],
-) -> tuple[ColumnStack, dict[str, Arrays], dict[str, Any], np.ndarray]:
+) -> tuple[ColumnStack, dict[str, Arrays], dict[str, Any], np.ndarray, np.ndarray]:
+    """The stack and all models; what is known of it; its word on unseen rows, and whose counts."""
     models, unseen = {}, {}
     chosen, fresh = None, np.ones(len(targets), dtype=bool)
     if inputs.shape[1] > MAX_INPUTS:
@@ -255,8 +258,8 @@ def _fit_column(
         chosen=chosen,
     )
     # Weights are learned too: what they are worth shows on folds that did not learn them.
+    judged = proper(mean + np.tensordot(weights, said - mean, axes=1))
     said, goals, parts = said[:, fresh], targets[fresh], folds[fresh]
-    judged = np.full_like(targets, np.nan)
     judged[fresh] = cross_fit(said, goals, parts, config.shrinkage)
     variance = max(float(((targets - mean) ** 2).sum(axis=1).mean()), 1e-12)
     error = ((goals - judged[fresh]) ** 2).sum(axis=1) / variance
@@ -271,4 +274,4 @@ def _fit_column(
         gain = ((goals - without) ** 2).sum(axis=1) / variance - error
         record["gain"] = float(gain.mean())
         record["gain_standard_error"] = float(gain.std() / np.sqrt(len(gain)))
-    return stack, models, record, judged
+    return stack, models, record, judged, fresh

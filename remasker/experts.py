@@ -32,6 +32,10 @@ HonestPredict = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 MODEL = "remasker"
 #: Rows completed at a time, so that memory stays bounded.
 CHUNK_ROWS = 4096
+#: What fills a gap is rounded to so many digits. Sums in another order differ in the seventh digit:
+#: rows of which the same is known would differ by the batch they came in, and trees and nearest
+#: rows tell them apart by whatever sets them apart.
+DIGITS = 4
 
 
 def places(n_categories: tuple[int, ...]) -> list[slice]:
@@ -107,7 +111,7 @@ class ColumnStack:
                 _, predict, view = EXPERTS[name]
                 said = predict(self.models[name], input_view(inputs, self.knots, view))
             result += weight * (said - self.mean)
-        return proper(result)
+        return proper(np.round(result, DIGITS))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,7 +238,19 @@ def first_guess(table: EncodedTable, predict: Predict | None, prior: np.ndarray)
     """What the first stage says of every cell; without one, the columns' means."""
     if predict is None:
         return np.tile(prior, (len(table), 1))
-    return np.array(predict(table.values, table.observed), dtype=np.float64)
+    return rounded(predict(table.values, table.observed), table.n_categories)
+
+
+def rounded(soft: np.ndarray, n_categories: tuple[int, ...]) -> np.ndarray:
+    """A soft table to `DIGITS` digits, whose probabilities still add up to 1.
+
+    >>> rounded(np.array([[0.30000003, 0.5, 0.49999997]]), (0, 2)).tolist()
+    [[0.3, 0.5, 0.5]]
+    """
+    result = np.round(soft.astype(np.float64), DIGITS)
+    for place in places(n_categories):
+        result[:, place] = proper(result[:, place])
+    return result
 
 
 def start_of_gaps(

@@ -375,3 +375,42 @@ def test_many_columns_choose_their_inputs_and_are_judged_by_others(monkeypatch):
     assert errors[12:].mean() < 0.5
     again = Experts.from_tensors(*experts.to_tensors())
     np.testing.assert_array_equal(experts.impute(table, predict), again.impute(table, predict))
+
+
+def test_chosen_inputs_and_several_rounds(monkeypatch):
+    """Rows that chose the inputs do not judge the stack, but the next round needs them too."""
+    for module in ("expert_fitting", "stacking"):
+        monkeypatch.setattr(f"remasker.{module}.MAX_INPUTS", 4)
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=(150, 8))
+    truth[:, :4] = rng.normal(size=(150, 1)) + 0.3 * truth[:, :4]
+    observed = np.ones(truth.shape, dtype=bool)
+    observed[:, :4] = rng.random((150, 4)) < 0.7
+    values = np.where(observed, truth, 0).astype(np.float32)
+    table = EncodedTable(values=values, observed=observed, n_categories=(0,) * 8)
+    experts = fit_experts(table, None, config=SMALL)
+    assert len(experts.rounds) == 3
+    completed = experts.impute(table, None)
+    for j in range(4):
+        gaps = ~observed[:, j]
+        assert ((completed - truth)[gaps, j] ** 2).mean() < 0.3 * truth[:, j].var()
+
+
+def test_the_last_digits_of_the_first_stage_are_no_knowledge():
+    """Rows alike but for rounding errors: trees and nearest rows would tell them apart."""
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=(120, 3)).astype(np.float32)
+    observed = np.ones(truth.shape, dtype=bool)
+    truth[:, 1:] = truth[:, :1] + 0.1 * truth[:, 1:]
+    observed[19:, 1:] = False  # so few cells are left to the first stage
+    observed[60:90, 0] = False
+    table = EncodedTable(
+        values=np.where(observed, truth, 0), observed=observed, n_categories=(0, 0, 0)
+    )
+
+    def predict(values, visible):
+        return np.tile(values[:, :1], 3) + 1e-7 * rng.normal(size=values.shape)
+
+    experts = fit_experts(table, predict, config=SMALL)
+    asked = table.hide(np.ones(truth.shape, dtype=bool))
+    assert np.ptp(experts.complete(asked, predict)[:, 0]) < 1e-3
