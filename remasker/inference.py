@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from remasker.experts import Experts, HonestPredict, harden, soften
+from remasker.experts import Experts, HonestPredict, harden, places, soften
 from remasker.model import MaskedAutoencoder
 from remasker.table import EncodedTable
 from remasker.training import Member, at_hand
@@ -21,6 +21,8 @@ BATCH_CELLS = 2**16
 QUANTILES = np.linspace(0, 1, 101)
 #: With more incomplete columns than this, `draw` fills them in groups.
 MAX_DRAW_PASSES = 32
+#: No level is less likely than this when the chances of experts and models are compared.
+LEAST_CHANCE = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,20 +187,26 @@ class Ensemble:
 
         A drawn cell is shown to the model before the next column is drawn, so that columns which
         are missing together keep their correlation. Experts move the middle of the models' draws
-        to their own estimate and narrow them to their own error.
+        to their own estimate and narrow them to their own error; the chance of a level is
+        multiplied by how much likelier they think it.
         """
-        draws = self._draw(table, n_draws, random_state)
         if not self.experts or self.tightening is None:
-            yield from draws
+            yield from self._draw(table, n_draws, random_state)
             return
-        theirs, ours = self.impute(table), replace(self, experts=()).impute(table)
+        theirs, ours = self.complete(table), replace(self, experts=()).complete(table)
+        likelier = np.maximum(theirs, LEAST_CHANCE) / np.maximum(ours, LEAST_CHANCE)
         numeric = np.array(self.n_categories) == 0
-        for drawn in draws:
-            moved = theirs + self.tightening * (drawn - ours)
+        middle, own = (harden(soft, self.n_categories) for soft in (theirs, ours))
+        for drawn in self._draw(table, n_draws, random_state, likelier):
+            moved = middle + self.tightening * (drawn - own)
             yield np.where(numeric & ~table.observed, moved, drawn).astype(np.float32)
 
     def _draw(
-        self, table: EncodedTable, n_draws: int, random_state: np.random.Generator
+        self,
+        table: EncodedTable,
+        n_draws: int,
+        random_state: np.random.Generator,
+        likelier: np.ndarray | None = None,
     ) -> Iterator[np.ndarray]:
         missing = ~table.observed
         rates = missing.mean(axis=0)
@@ -213,7 +221,8 @@ class Ensemble:
                 rows = np.flatnonzero((~visible[:, group]).any(axis=1))
                 for part in np.array_split(rows, max(1, -(-len(rows) // self.batch_rows))):
                     if len(part):
-                        self._draw_cells(values, visible, part, group, random_state)
+                        tilt = None if likelier is None else likelier[part % len(table)]
+                        self._draw_cells(values, visible, part, group, random_state, tilt)
                 visible[:, group] = True
             yield from values.reshape(copies, *table.values.shape)
 
@@ -224,14 +233,18 @@ class Ensemble:
         rows: np.ndarray,
         columns: np.ndarray,
         random_state: np.random.Generator,
+        likelier: np.ndarray | None,
     ) -> None:
         predicted = self.predict(values[rows], visible[rows])
-        places = dict(self.levels)
+        levels, soft = dict(self.levels), places(self.n_categories)
         for j in columns:
             gaps = ~visible[rows, j]
             chance = random_state.random(len(rows))
-            if j in places:
-                total = np.cumsum(predicted.probabilities[:, places[j]], axis=1)
+            if j in levels:
+                chances = predicted.probabilities[:, levels[j]]
+                if likelier is not None:
+                    chances = chances * likelier[:, soft[j]]
+                total = np.cumsum(chances, axis=1)
                 drawn = (chance[:, None] * total[:, -1:] > total).sum(axis=1)
             else:
                 surprise = np.interp(chance, QUANTILES, self.residuals[j])

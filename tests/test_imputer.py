@@ -372,6 +372,19 @@ def test_draws_and_intervals_follow_the_experts(with_experts, table):
     assert (draws.std(axis=0) > 0).all()
 
 
+def test_probabilities_and_drawn_levels_follow_the_experts(with_experts, table):
+    asked = table[table["x"].notna() & table["sign"].notna()].assign(sign=None)
+    truth = table.loc[asked.index, "sign"]
+    chances, point = with_experts.probabilities(asked)["sign"], with_experts.transform(asked)
+    assert (chances.idxmax(axis=1) == point["sign"]).all()
+    np.testing.assert_allclose(chances.sum(axis=1), 1, atol=1e-6)
+    right = np.mean(
+        [(d["sign"] == truth).mean() for d in with_experts.draw(asked, 20, random_state=0)]
+    )
+    # An untrained Transformer by itself draws one level as often as the other.
+    assert right > 0.8
+
+
 @pytest.mark.slow
 def test_same_seed_same_experts(with_experts, table):
     again = clone(with_experts).fit(table)
