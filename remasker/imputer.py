@@ -27,7 +27,6 @@ from remasker.errors import (
     check_integer,
     check_number,
 )
-from remasker.experts import known_cells, places
 from remasker.fitting import (
     N_FOLDS,
     N_MEMBERS,
@@ -399,20 +398,14 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
         {'x': 1.0, 'y': 0.0}
         """
         frame, _ = self._read(X)
-        encoded = self.encoder_.encode(frame)
         if not self._any_model:
             return {}
-        known, shown = known_cells(encoded)
-        chances = np.where(shown, known, self.ensemble_.complete(encoded))
-        return {
-            column.name: pd.DataFrame(
-                chances[:, place], index=frame.index, columns=list(column.categories)
-            )
-            for column, place in zip(
-                self.encoder_.modelled, places(encoded.n_categories), strict=True
-            )
-            if column.categorical
-        }
+        tables = {}
+        for j, chances in self.ensemble_.chances(self.encoder_.encode(frame)).items():
+            column = self.encoder_.modelled[j]
+            levels = list(column.categories)
+            tables[column.name] = pd.DataFrame(chances, index=frame.index, columns=levels)
+        return tables
 
     @property
     def _any_model(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from remasker.experts import Experts, HonestPredict, harden, places, soften
+from remasker.experts import Experts, HonestPredict, harden, known_cells, places, soften
 from remasker.model import MaskedAutoencoder
 from remasker.table import EncodedTable
 from remasker.training import Member, at_hand
@@ -127,6 +127,13 @@ class Ensemble:
     def impute(self, table: EncodedTable) -> np.ndarray:
         """The most likely value of every cell: a scaled number, or the code of a level."""
         return harden(self.complete(table), self.n_categories)
+
+    def chances(self, table: EncodedTable) -> dict[int, np.ndarray]:
+        """The chance of every level in every row of each categorical column; 1 where observed."""
+        known, shown = known_cells(table)
+        soft = np.where(shown, known, self.complete(table))
+        at = places(self.n_categories)
+        return {j: soft[:, at[j]] for j, k in enumerate(self.n_categories) if k}
 
     def weights_table(self) -> list[dict[str, Any]]:
         """`Experts.weights_table`, averaged over the stacks."""
