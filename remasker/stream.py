@@ -64,7 +64,7 @@ def impute_file(
     remembered = imputer.provenance_.get("file")
     columns = imputer.encoder_.columns
     table = read_table(source, options, columns=columns, remembered=remembered)
-    completed, filled = _fill(imputer, table.frame)
+    completed, filled = fill(imputer, table.frame)
     write_table(table, completed, target)
     tell(filled.rows)
     return filled
@@ -130,7 +130,7 @@ def _stream(
                     if isinstance(frame.index, pd.RangeIndex):
                         # An error names the row of the file.
                         frame.index = pd.RangeIndex(total.rows, total.rows + len(frame))
-                    completed, filled = _fill(imputer, frame)
+                    completed, filled = fill(imputer, frame)
                     table = with_cells(table, frame, completed)
                     if writer is None:
                         codec = _codec(file)
@@ -153,7 +153,8 @@ def _stream(
     return total
 
 
-def _fill(imputer: ReMaskerImputer, frame: pd.DataFrame) -> tuple[pd.DataFrame, Filled]:
+def fill(imputer: ReMaskerImputer, frame: pd.DataFrame) -> tuple[pd.DataFrame, Filled]:
+    """Complete a table, and count what was done."""
     missing = imputer.encoder_.missing
     completed = imputer.transform(frame)
     return completed, Filled(

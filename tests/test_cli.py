@@ -67,6 +67,31 @@ def test_fit_then_impute(folder: Path, capsys: Any) -> None:
     assert pq.read_table("new.parquet")["zip"].to_pylist() == ["12"]
 
 
+@pytest.mark.slow
+def test_impute_without_a_model(folder: Path, capsys: Any) -> None:
+    rows = (f"{i},{2 * i if i % 3 else ''},{'ab'[i > 30]},note {i}\n" for i in range(60))
+    Path("gaps.csv").write_text("n,twice,half,note\n" + "".join(rows))
+    code, out, err = run(capsys, "impute", "gaps.csv", "-o", "full.csv", "--exclude", "note")
+    assert (code, out) == (0, "")
+    said = err.splitlines()
+    assert said[0].startswith("remasker: filled 20 of 20 gaps in 60 rows; ")
+    assert said[1].startswith("remasker: expected error: 0.")
+    full, gaps = (pd.read_csv(name, dtype=str) for name in ("full.csv", "gaps.csv"))
+    pd.testing.assert_frame_equal(full.where(gaps.notna()), gaps)
+    assert (full["twice"].astype(int) - 2 * full["n"].astype(int)).abs().max() < 12
+    assert not Path("model").exists()
+
+
+def test_impute_without_a_model_is_for_one_table(folder: Path, capsys: Any) -> None:
+    for arguments in (["people.csv", "people.csv", "-o", "out/"], ["people.csv", "-o", "out/"]):
+        code, _, err = run(capsys, "impute", *arguments)
+        assert code == 2
+        assert "need the model they have in common" in err
+    code, _, err = run(capsys, "impute", "people.csv", "-m", "model", "-o", "x", "--exclude", "id")
+    assert (code, err) == (2, "remasker: --exclude: the model knows the columns; leave it out\n")
+    assert not Path("out").exists()
+
+
 def test_standard_input_and_output(
     folder: Path, capsysbinary: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,7 +134,7 @@ def test_describe_a_table_and_a_model(folder: Path, capsys: Any) -> None:
         "since   datetime  17%   2020-01-31  filled with dates",
         "city    category  17%   Rome        filled with one of 3 levels",
         "",
-        "next: remasker fit people.csv -o model",
+        "next: remasker impute people.csv -o OUT, or remasker tune people.csv",
     ]
     run(capsys, "fit", "people.csv", "-o", "model", *TINY)
     code, out, _ = run(capsys, "describe", "model")
@@ -248,7 +273,7 @@ def test_a_bug_keeps_its_traceback(folder: Path, monkeypatch: pytest.MonkeyPatch
 def test_help_is_fast_and_teaches() -> None:
     command = [sys.executable, "-X", "importtime", "-m", "tuning.cli", "--help"]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True)
-    assert "remasker impute people.csv -m model -o full.csv" in done.stdout
+    assert "remasker impute people.csv -o full.csv" in done.stdout
     for heavy in ("torch", "pandas", "sklearn", "ray", "pyarrow"):
         assert f" {heavy}\n" not in done.stderr
 

@@ -29,6 +29,7 @@ from tuning.options import (
     add_column_options,
     add_reading_options,
     column_options,
+    how_good,
     literal,
     markers,
     open_table,
@@ -47,8 +48,8 @@ OTHER_COMMANDS = ("tuning.tune_cli", "tuning.cluster")
 EXAMPLES = """\
 examples:
   remasker describe people.csv                     what is in the table, what would be done
-  remasker fit people.csv -o model                 learn from the observed cells
-  remasker impute people.csv -m model -o full.csv  fill the gaps; observed cells stay as written
+  remasker impute people.csv -o full.csv           fill the gaps; observed cells stay as written
+  remasker fit people.csv -o model                 learn from the observed cells, keep the model
   remasker impute new.csv -m model -o -            new rows, to standard output
   remasker impute 'big/*.parquet' -m model -o out/ many files of any size, here or on a cluster
   remasker fit people.csv -o model --exclude price --kinds zip=category --na -999
@@ -209,6 +210,8 @@ def fit(args: argparse.Namespace) -> None:
         f"learned from {len(table.frame)} rows and {len(encoder.modelled)} of "
         f"{len(encoder.columns)} columns ({gaps} gaps); wrote {target}"
     )
+    for sentence in how_good(imputer):
+        say(sentence)
 
 
 def estimator_settings(args: argparse.Namespace) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def describe_table(
         "",
         *_aligned(rows),
         "",
-        f"next: remasker fit {path} -o model",
+        f"next: remasker impute {path} -o OUT, or remasker tune {path}",
     ]
 
 

@@ -1,71 +1,61 @@
-"""`remasker impute`: one table or thousands of files, here or on a cluster.
-
-Many files are many independent tasks, one process each. A file appears whole or not at all, so a
-worker that is killed costs its time and nothing else: its file is done again by another. Ray is
-loaded only with `--address`.
-"""
+"""`remasker impute`: one table or thousands of files, with a saved model or without one."""
 
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
-import contextlib
 import glob
-import multiprocessing
 import os
-import pickle
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remasker.errors import InvalidConfigError, RemaskerError
-from tuning.options import add_reading_options, markers, reading_options, say
+from tuning.file_jobs import (
+    SHARED,
+    Outcome,
+    Task,
+    Tell,
+    clear,
+    in_processes,
+    on_cluster,
+    one_by_one,
+    progress,
+)
+from tuning.options import (
+    add_column_options,
+    add_reading_options,
+    column_options,
+    how_good,
+    markers,
+    open_table,
+    reading_options,
+    say,
+)
 
 if TYPE_CHECKING:
     from remasker import ReMaskerImputer
-    from remasker.files import TextOptions
-    from remasker.stream import Filled
 
 #: Endings of the tables in a directory.
 ENDINGS = (".parquet", ".csv", ".tsv", ".txt")
-#: So often a worker may die over the same files before it is more than bad luck.
-MAX_DEATHS = 3
-SHARED = "the tables and OUT must be on storage that every node of the cluster shares"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """One file to fill."""
-
-    source: str
-    target: str
-    #: None where only reading the file would tell.
-    rows: int | None = None
-
-
-#: A finished task with what was done, or why it could not be.
-Outcome = tuple[Task, "Filled | RemaskerError"]
-#: Hears how many rows of a task are done.
-Tell = Callable[[Task, int], None]
 
 
 def add_impute(commands: Any) -> None:
     """Add the command to a parser."""
     parser = commands.add_parser(
         "impute",
-        help="fill the gaps of tables with a saved model",
-        description="Fill the gaps of tables with a saved model. Observed cells are written back "
-        "exactly as they were; the model knows how to read the columns. Parquet files of any size "
-        "stream through a bounded memory; a text file is read whole.",
+        help="fill the gaps of tables",
+        description="Fill the gaps of tables, with a saved model or, without --model, with one "
+        "that is learned from the table itself. Observed cells are written back exactly as they "
+        "were. A saved model knows how to read the columns; with it, Parquet files of any size "
+        "stream through a bounded memory, and a text file is read whole.",
         epilog=(
             "examples:\n"
-            "  remasker impute people.csv -m model -o full.csv\n"
+            "  remasker impute people.csv -o full.csv\n"
+            "  remasker impute people.csv -o full.csv --exclude price --kinds zip=category\n"
+            "  remasker impute new.csv -m model -o new-full.csv\n"
             "  remasker impute new.csv.gz -m model -o new-full.parquet\n"
             "  cat new.csv | remasker impute - -m model -o - | head\n"
             "  remasker impute 'big/*.parquet' -m model -o out/\n"
@@ -82,7 +72,12 @@ def add_impute(commands: Any) -> None:
         help="tables with gaps: files, a directory of them, or a pattern such as 'big/*.parquet'; "
         "- is standard input",
     )
-    parser.add_argument("-m", "--model", metavar="MODEL", required=True, help="what `fit` wrote")
+    parser.add_argument(
+        "-m",
+        "--model",
+        metavar="MODEL",
+        help="what `fit`, `tune` or `export` wrote (default: learn from the table, keep no model)",
+    )
     parser.add_argument(
         "-o",
         "--output",
@@ -106,6 +101,7 @@ def add_impute(commands: Any) -> None:
         help="use a Ray cluster, one task per file: auto, or ray://host:10001; " + SHARED,
     )
     add_reading_options(parser)
+    add_column_options(parser, "columns, where no model knows them")
     parser.set_defaults(run=impute)
 
 
@@ -116,6 +112,11 @@ def impute(args: argparse.Namespace) -> None:
     tasks, folder = plan(args.data, args.output)
     if args.address is not None and "-" in (tasks[0].source, tasks[0].target):
         raise InvalidConfigError("-: a cluster reads and writes files; leave --address out")
+    if args.model is None:
+        return fill_alone(args, tasks, folder)
+    for option in ("kinds", "exclude", "bounds"):
+        if getattr(args, option):
+            raise InvalidConfigError(f"--{option}: the model knows the columns; leave it out")
     there = refuse_targets(tasks, folder, force=args.force, resume=args.resume)
     imputer = load_model(args.model, markers(args))
     if there:
@@ -136,6 +137,36 @@ def impute(args: argparse.Namespace) -> None:
         _finish(tasks, partial(in_processes, imputer, tasks, options, workers))
     else:
         _finish(tasks, partial(one_by_one, imputer, tasks, options))
+
+
+def fill_alone(args: argparse.Namespace, tasks: Sequence[Task], folder: Path | None) -> None:
+    """Learn from one table, complete it, keep no model."""
+    if folder is not None or args.address is not None or args.workers is not None:
+        raise InvalidConfigError(
+            "--model: several tables, a directory, --workers and --address need the model they "
+            "have in common; learn it with `remasker fit` or `remasker tune`"
+        )
+    from remasker import ReMaskerImputer
+    from remasker.files import write_table
+    from remasker.stream import fill
+
+    (task,) = tasks
+    if refuse_targets(tasks, folder, force=args.force, resume=args.resume):
+        say(f"{task.target} is there already")
+        return
+    table = open_table(task.source, reading_options(args))
+    imputer = ReMaskerImputer(
+        **column_options(args),
+        missing_values=markers(args, table),
+        n_jobs=-1,
+        random_state=0,
+        verbose=sys.stderr.isatty(),
+    ).fit(table.frame)
+    completed, filled = fill(imputer, table.frame)
+    write_table(table, completed, task.target)
+    say(f"{filled}; `remasker fit` keeps such a model, `remasker tune` looks for a better one")
+    for sentence in how_good(imputer):
+        say(sentence)
 
 
 def load_model(path: str, more_markers: Sequence[Any] = ()) -> ReMaskerImputer:
@@ -270,186 +301,3 @@ def inspect(imputer: ReMaskerImputer, tasks: Sequence[Task]) -> list[Task]:
             if not Path(task.source).is_file():
                 raise InvalidConfigError(f"cannot read {task.source}: no such file")
     return [replace(task, rows=count_rows(imputer, task.source)) for task in tasks]
-
-
-def clear(tasks: Sequence[Task]) -> None:
-    """Remove what killed workers began to write."""
-    for task in tasks:
-        target = Path(task.target)
-        if task.target != "-":
-            for part in target.parent.glob(f".{glob.escape(target.name)}.*.part"):
-                part.unlink(missing_ok=True)
-
-
-# ---------------------------------------------------------------------- three ways to run
-
-
-def one_by_one(
-    imputer: ReMaskerImputer, tasks: Sequence[Task], options: TextOptions, tell: Tell
-) -> Iterator[Outcome]:
-    """In this process."""
-    for task in tasks:
-        yield task, _attempt(imputer, task, options, tell)
-
-
-def _attempt(
-    imputer: ReMaskerImputer, task: Task, options: TextOptions, tell: Tell
-) -> Filled | RemaskerError:
-    """A file that cannot be imputed does not keep the others from it."""
-    from remasker.stream import impute_file
-
-    try:
-        return impute_file(
-            imputer, task.source, task.target, options=options, tell=partial(tell, task)
-        )
-    except RemaskerError as error:
-        return error
-
-
-def in_processes(
-    imputer: ReMaskerImputer,
-    tasks: Sequence[Task],
-    options: TextOptions,
-    workers: int,
-    tell: Tell,
-) -> Iterator[Outcome]:
-    """In processes of this machine; when one is killed, the files that were begun begin again."""
-    waiting = list(tasks)
-    # As plain bytes: torch would hand tensors over through shared memory that dies with a worker.
-    shipped = pickle.dumps((imputer, options))
-    for _ in range(MAX_DEATHS + 1):
-        pool = concurrent.futures.ProcessPoolExecutor(
-            min(workers, len(waiting)),
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=_begin,
-            initargs=(shipped,),
-        )
-        try:
-            futures = {pool.submit(_work, task): task for task in waiting}
-            for future in concurrent.futures.as_completed(futures):
-                task = futures[future]
-                outcome = future.result()
-                waiting.remove(task)
-                _tell_end(task, outcome, tell)
-                yield task, outcome
-            return
-        except BrokenProcessPool:
-            continue
-        finally:
-            # What is still running when this is left by an exception is of no use to anyone.
-            for process in list((pool._processes or {}).values()) if waiting else []:
-                process.kill()
-            pool.shutdown(cancel_futures=True)
-    for task in waiting:
-        yield task, _too_many_deaths(task)
-
-
-_worker: dict[str, Any] = {}
-
-
-def _begin(shipped: bytes) -> None:
-    """Make a new process ready; Ctrl-C is its parent's business, and it ends with its parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    _worker["imputer"], _worker["options"] = pickle.loads(shipped)
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
-def _work(task: Task) -> Filled | RemaskerError:
-    return _attempt(_worker["imputer"], task, _worker["options"], _silence)
-
-
-def _silence(task: Task, rows: int) -> None:
-    pass
-
-
-def on_cluster(
-    imputer: ReMaskerImputer, tasks: Sequence[Task], options: TextOptions, address: str, tell: Tell
-) -> Iterator[Outcome]:
-    """On a Ray cluster, a task per file; the model travels with the tasks."""
-    import ray
-
-    from tuning.config import SearchConfig
-    from tuning.ray_session import ray_session
-
-    # A worker is somewhere else: only whole paths mean the same there.
-    places = {
-        replace(task, source=os.path.abspath(task.source), target=os.path.abspath(task.target)): (
-            task
-        )
-        for task in tasks
-    }
-    with ray_session(SearchConfig(address=address)):
-        work = ray.remote(num_cpus=1, max_retries=MAX_DEATHS)(impute_on_node)
-        shipped = ray.put((imputer, options))
-        running = {work.remote(shipped, task): task for task in places}
-        while running:
-            (finished,), _ = ray.wait(list(running), num_returns=1)
-            task = running.pop(finished)
-            try:
-                outcome = ray.get(finished)
-            except ray.exceptions.RayTaskError:
-                raise
-            except ray.exceptions.RayError:
-                outcome = _too_many_deaths(task)
-            _tell_end(places[task], outcome, tell)
-            yield places[task], outcome
-
-
-def impute_on_node(shipped: tuple[Any, Any], task: Task) -> Filled | RemaskerError:
-    """What a worker of a cluster does."""
-    for path in (Path(task.source), Path(task.target).parent):
-        if not path.exists():
-            return RemaskerError(f"{path} is not on node {os.uname().nodename}; {SHARED}")
-    return _attempt(shipped[0], task, shipped[1], _silence)
-
-
-def _too_many_deaths(task: Task) -> RemaskerError:
-    return RemaskerError(
-        f"{task.source}: its worker process died {MAX_DEATHS + 1} times, by a signal or for lack "
-        "of memory; try --workers 1"
-    )
-
-
-# ---------------------------------------------------------------------- speaking
-
-
-def _tell_end(task: Task, outcome: Filled | RemaskerError, tell: Tell) -> None:
-    rows = task.rows if isinstance(outcome, Exception) else outcome.rows
-    tell(task, rows or 0)
-
-
-@contextlib.contextmanager
-def progress(tasks: Sequence[Task]) -> Iterator[Tell]:
-    """A bar of rows on a terminal, nothing elsewhere."""
-    if not sys.stderr.isatty():
-        yield _silence
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    counts = [task.rows for task in tasks]
-    total = None if None in counts else sum(filter(None, counts))
-    done: dict[Task, int] = {}
-    with Progress(
-        "imputing",
-        BarColumn(),
-        MofNCompleteColumn(),
-        "rows",
-        TimeRemainingColumn(),
-        console=Console(file=sys.stderr),
-        transient=True,
-    ) as bar:
-        shown = bar.add_task("", total=total)
-
-        def tell(task: Task, rows: int) -> None:
-            done[task] = rows
-            bar.update(shown, completed=sum(done.values()))
-
-        yield tell

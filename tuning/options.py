@@ -52,9 +52,9 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_column_options(parser: argparse.ArgumentParser) -> None:
+def add_column_options(parser: argparse.ArgumentParser, title: str = "columns") -> None:
     """The options of every command that learns from a table."""
-    columns = parser.add_argument_group("columns")
+    columns = parser.add_argument_group(title)
     columns.add_argument(
         "--kinds",
         metavar="COLUMN=KIND",
@@ -137,6 +137,23 @@ def markers(args: argparse.Namespace, table: TextTable | ParquetTable | None = N
         return []
     found = [literal(text) for text in args.na]
     return [*args.na, *(value for value in found if not isinstance(value, str))]
+
+
+def how_good(imputer: ReMaskerImputer) -> list[str]:
+    """A sentence on what the experts' errors on unseen observed cells say of the filled ones."""
+    errors = {
+        str(imputer.encoder_.modelled[record["column"]].name): record["error"] ** 0.5
+        for record in imputer.ensemble_.weights_table()
+    }
+    if not errors:
+        return []
+    best, worst = min(errors, key=errors.__getitem__), max(errors, key=errors.__getitem__)
+    mean = sum(errors.values()) / len(errors)
+    range_ = f" ({errors[best]:.2f} in {best!r} to {errors[worst]:.2f} in {worst!r})"
+    return [
+        f"expected error: {mean:.2f} of the column mean's{range_ if len(errors) > 1 else ''}, as "
+        "far as observed cells can tell"
+    ]
 
 
 # ---------------------------------------------------------------------- words
