@@ -1,9 +1,7 @@
-"""One column of a table: its kind, its way to numbers, and the way back into its own dtype."""
+"""One column of a table: its kind and its way to numbers; `remasker.filling` has the way back."""
 
 from __future__ import annotations
 
-import datetime
-import decimal
 import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -50,7 +48,7 @@ _INFERRED = {
 MAX_VALUES, MIN_REPEATS = 20, 10
 #: Of an imputed decimal number, after the point; floats know fewer.
 MAX_DIGITS = 30
-_REFUSALS = (TypeError, ValueError, OverflowError, NotImplementedError, ArithmeticError)
+REFUSALS = (TypeError, ValueError, OverflowError, NotImplementedError, ArithmeticError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +133,7 @@ def kind_of(name: Hashable, present: pd.Series) -> str:
     'boolean'
     """
     dtype = present.dtype
-    if isinstance(dtype, pd.CategoricalDtype | pd.IntervalDtype) or _is_dictionary(dtype):
+    if isinstance(dtype, pd.CategoricalDtype | pd.IntervalDtype) or is_dictionary(dtype):
         return "category"
     if types.is_complex_dtype(dtype):
         return "ignored"
@@ -143,7 +141,7 @@ def kind_of(name: Hashable, present: pd.Series) -> str:
         return "boolean"
     if types.is_integer_dtype(dtype):
         return "integer"
-    if types.is_float_dtype(dtype) or _is_decimal(dtype):
+    if types.is_float_dtype(dtype) or is_decimal(dtype):
         return "number"
     if types.is_datetime64_any_dtype(dtype) or isinstance(dtype, pd.PeriodDtype):
         return "datetime"
@@ -197,14 +195,16 @@ def is_text(series: pd.Series) -> bool:
     """
     if types.is_object_dtype(series.dtype):
         return types.infer_dtype(series, skipna=True) == "string"
-    return types.is_string_dtype(series.dtype) and not _is_dictionary(series.dtype)
+    return types.is_string_dtype(series.dtype) and not is_dictionary(series.dtype)
 
 
-def _is_dictionary(dtype: Any) -> bool:
+def is_dictionary(dtype: Any) -> bool:
+    """Whether Arrow keeps the levels apart from the cells."""
     return str(dtype).startswith("dictionary<")
 
 
-def _is_decimal(dtype: Any) -> bool:
+def is_decimal(dtype: Any) -> bool:
+    """Whether Arrow holds decimal numbers, exactly."""
     return str(dtype).startswith("decimal")
 
 
@@ -235,14 +235,14 @@ def _equal(series: pd.Series, marker: Any) -> np.ndarray:
         return np.zeros(len(series), dtype=bool)
     try:
         return (series == marker).fillna(False).to_numpy(dtype=bool)
-    except _REFUSALS:
+    except REFUSALS:
         return np.zeros(len(series), dtype=bool)
 
 
 def _same(cell: Any, marker: Any, truth: bool) -> bool:
     try:
         return isinstance(cell, bool | np.bool_) == truth and bool(cell == marker)
-    except _REFUSALS:
+    except REFUSALS:
         return False
 
 
@@ -279,7 +279,7 @@ def to_numbers(name: Hashable, kind: str, present: pd.Series) -> np.ndarray:
 
 
 def _numbers(kind: str, present: pd.Series) -> np.ndarray | None:
-    if isinstance(present.dtype, pd.CategoricalDtype) or _is_dictionary(present.dtype):
+    if isinstance(present.dtype, pd.CategoricalDtype) or is_dictionary(present.dtype):
         present = present.astype(object)
     if kind in ("datetime", "timedelta") and types.is_numeric_dtype(present.dtype):
         return None  # Seconds or nanoseconds, since when? Nobody knows.
@@ -300,7 +300,7 @@ def _numbers(kind: str, present: pd.Series) -> np.ndarray | None:
             return None
         numbers = present.astype(object).to_numpy() if is_text(present) else present
         return np.asarray(numbers, dtype=np.float64)
-    except _REFUSALS:
+    except REFUSALS:
         return None
 
 
@@ -343,11 +343,12 @@ def few_values(kind: str, numbers: np.ndarray) -> tuple[float, ...]:
 def digits_of(present: pd.Series) -> int | None:
     """The most digits after the point of a column of decimal numbers; None for other columns.
 
-    >>> digits_of(pd.Series([decimal.Decimal("1.50"), decimal.Decimal("2")]))
+    >>> from decimal import Decimal
+    >>> digits_of(pd.Series([Decimal("1.50"), Decimal("2")]))
     2
     """
     dtype: Any = present.dtype
-    if _is_decimal(dtype):
+    if is_decimal(dtype):
         return int(dtype.pyarrow_dtype.scale)
     if not types.is_object_dtype(dtype) or types.infer_dtype(present) != "decimal":
         return None
@@ -365,178 +366,9 @@ def codes_of(series: pd.Series, levels: Sequence[Any]) -> np.ndarray:
     cells = series.astype(object)
     try:
         return index.get_indexer(pd.Index(cells, dtype=object))
-    except _REFUSALS:
+    except REFUSALS:
         # Lists and the like cannot be looked up: no level, so unknown.
         place = {level: code for code, level in enumerate(levels)}
         return np.array(
             [place.get(cell, -1) if isinstance(cell, Hashable) else -1 for cell in cells]
         )
-
-
-# ---------------------------------------------------------------------- numbers -> cells
-
-
-def fill(series: pd.Series, missing: np.ndarray, filled: np.ndarray, column: Column) -> Any:
-    """An array: `series` with the cells in `missing` replaced, in its own dtype if that holds them.
-
-    `filled` has one number, in the column's units, or one code for each missing cell.
-    """
-    if isinstance(series.dtype, pd.SparseDtype):
-        return pd.arrays.SparseArray(
-            fill(dense(series), missing, filled, column), dtype=series.dtype
-        )
-    present = series[~missing]
-    dtypes: list[Any] = [series.dtype, object]
-    if not len(present):
-        # pandas reads an empty column as float64, which says nothing: rather the dtype of `fit`.
-        says_nothing = types.is_float_dtype(series.dtype) and column.kind not in NUMBERS
-        dtypes.insert(0 if says_nothing else 1, _dtype_of_fit(column))
-    for dtype in dtypes:
-        try:
-            # A bool column can hold no gap while it is being filled.
-            home = series.astype(object if dtype == "bool" else dtype)
-            array = _put(home, missing, _values(filled, column, present, home.dtype))
-            return array.astype(bool) if dtype == "bool" else array
-        except _REFUSALS:
-            continue
-    raise InvalidTableError(f"column {column.name!r}: dtype {series.dtype} cannot hold its values")
-
-
-def _dtype_of_fit(column: Column) -> Any:
-    if column.dtype == "category":
-        return pd.CategoricalDtype(list(column.categories))
-    return column.dtype
-
-
-def _put(series: pd.Series, missing: np.ndarray, values: Any) -> Any:
-    dtype = series.dtype
-    if isinstance(dtype, np.dtype):
-        array = series.to_numpy(copy=True)
-        if dtype.kind == "O":
-            array[missing] = np.fromiter(values, dtype=object, count=len(values))
-            return array
-        values = np.asarray(values)
-        if values.dtype.kind == "O":
-            values = np.asarray(values.tolist())
-        # numpy itself would read the text '5' as a number, and a duration as one too.
-        if not np.can_cast(values.dtype, dtype, casting="same_kind"):
-            raise TypeError(f"{dtype} cannot hold {values.dtype}")
-        array[missing] = values
-        return array
-    if _is_dictionary(dtype):
-        cells = series.astype(object).to_numpy(copy=True)
-        cells[missing] = values
-        return pd.Series(cells, dtype=dtype).array
-    if isinstance(dtype, pd.CategoricalDtype):
-        new = [level for level in dict.fromkeys(values) if level not in dtype.categories]
-        if new:  # The table at hand declares fewer levels than fit saw.
-            series = series.cat.add_categories(new)
-    extension = series.array.copy()
-    extension[missing] = pd.Series(values, dtype=series.dtype).array
-    return extension
-
-
-def _values(filled: np.ndarray, column: Column, present: pd.Series, dtype: Any) -> Any:
-    """The missing cells as `dtype` would have them."""
-    if column.categorical:
-        levels = np.empty(len(column.categories), dtype=object)
-        levels[:] = column.categories
-        return levels[filled.astype(int)]
-    objects = types.is_object_dtype(dtype)
-    text = is_text(present) if objects else types.is_string_dtype(dtype)
-    if column.kind == "datetime":
-        example = present.iloc[0] if objects and len(present) else None
-        return _moments(filled, column, dtype, example, text)
-    if column.kind == "timedelta":
-        spans = pd.to_timedelta(_within(filled, *_TIMEDELTAS), unit="us").as_unit(_unit(dtype))
-        return [str(span) for span in spans] if text else list(spans) if objects else spans
-    if _is_decimal(dtype) or (objects and _holds_decimals(column, present)):
-        return _decimals(filled, column, present, dtype)
-    if text or objects:
-        whole = column.step == 1
-        numbers = [int(number) if whole else float(number) for number in filled]
-        return [str(number) for number in numbers] if text else numbers
-    if types.is_integer_dtype(dtype):
-        return _integers(filled, np.dtype(getattr(dtype, "numpy_dtype", dtype)))
-    if types.is_float_dtype(dtype):
-        narrow = np.dtype(getattr(dtype, "numpy_dtype", dtype))
-        limit = float(np.finfo(narrow).max)
-        return np.clip(filled, -limit, limit).astype(narrow)
-    raise TypeError(f"{dtype} cannot hold numbers")
-
-
-def _holds_decimals(column: Column, present: pd.Series) -> bool:
-    if len(present):
-        return isinstance(present.iloc[0], decimal.Decimal)
-    return column.digits is not None
-
-
-def _decimals(filled: np.ndarray, column: Column, present: pd.Series, dtype: Any) -> Any:
-    """Decimal numbers of as many digits as the others, before the point and after it."""
-    if _is_decimal(dtype):
-        digits = dtype.pyarrow_dtype.scale
-        before = dtype.pyarrow_dtype.precision - digits
-    else:
-        digits = digits_of(present) if column.digits is None else column.digits
-        largest = max(abs(column.low), abs(column.high))
-        before = math.floor(math.log10(largest)) + 1 if largest >= 1 else 0
-    exact = decimal.Context(prec=400)  # the largest float has 309 digits before the point
-    unit = decimal.Decimal(1).scaleb(-digits)
-    # A database column that holds 9.99 at most cannot take 10.02.
-    limit = exact.subtract(decimal.Decimal(1).scaleb(before), unit)
-    numbers = (decimal.Decimal(float(number)).quantize(unit, context=exact) for number in filled)
-    # Adding zero makes 0.00 of -0.00.
-    return [exact.add(min(max(number, -limit), limit), 0) for number in numbers]
-
-
-def _integers(filled: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
-    """Whole numbers within what the dtype can hold; its ends may lie between two floats."""
-    limits = np.iinfo(dtype)
-    low, high = float(limits.min), float(limits.max)
-    if high > limits.max:
-        high = float(np.nextafter(high, 0))
-    return np.clip(np.rint(filled), low, high).astype(dtype)
-
-
-#: Microseconds. What nanosecond times can hold, and the years 1 to 9999 for all the others.
-_NANOSECOND_LIMIT = 9.2e15
-_YEARS = (-62135596800e6, 253402300799e6)
-_TIMEDELTAS = (-_NANOSECOND_LIMIT, _NANOSECOND_LIMIT)
-
-
-def _within(seconds: np.ndarray, low: float, high: float) -> np.ndarray:
-    return np.rint(np.clip(seconds * 1e6, low, high)).astype(np.int64)
-
-
-def _moments(filled: np.ndarray, column: Column, dtype: Any, example: Any, text: bool) -> Any:
-    unit = _unit(dtype)
-    limits = _TIMEDELTAS if unit == "ns" else _YEARS
-    moments = pd.to_datetime(_within(filled, *limits), unit="us", utc=True)
-    zone = getattr(dtype, "tz", None) or getattr(getattr(dtype, "pyarrow_dtype", None), "tz", None)
-    zone = zone or getattr(example, "tzinfo", None)
-    moments = moments.tz_localize(None) if zone is None else moments.tz_convert(zone)
-    if isinstance(dtype, pd.PeriodDtype):
-        return moments.astype(dtype)
-    if text:
-        pattern = "%Y-%m-%d" if column.step == 86400 else "%Y-%m-%dT%H:%M:%S"
-        return [moment.strftime(pattern) for moment in moments]
-    moments = moments.as_unit(unit)
-    if str(dtype).startswith("date") and not str(dtype).startswith("datetime"):
-        return [moment.date() for moment in moments]
-    if not types.is_object_dtype(dtype):
-        return moments
-    if example is None or isinstance(example, pd.Timestamp):
-        return list(moments)
-    if isinstance(example, datetime.datetime):
-        return [moment.to_pydatetime() for moment in moments]
-    return [moment.date() for moment in moments]
-
-
-def _unit(dtype: Any) -> Any:
-    """The resolution of a dtype of times; microseconds where it has none."""
-    unit = getattr(dtype, "unit", None) or getattr(
-        getattr(dtype, "pyarrow_dtype", None), "unit", None
-    )
-    if unit is None and isinstance(dtype, np.dtype) and dtype.kind in "mM":
-        unit = np.datetime_data(dtype)[0]
-    return unit if unit in ("s", "ms", "us", "ns") else "us"

@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from remasker.blocks import Packing, Weights, run_blocks
 from remasker.errors import InvalidConfigError, check_choice, check_integer, check_number
-from remasker.kernels import Packing, Weights, run_blocks
 
 VALUE_ENCODINGS = ("shared", "linear", "periodic", "piecewise_linear")
 BACKBONES = ("transformer", "linear", "convolution")

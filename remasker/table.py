@@ -48,7 +48,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -63,7 +63,6 @@ from remasker.columns import (
     dense,
     digits_of,
     few_values,
-    fill,
     is_text,
     kind_of,
     missing_cells,
@@ -73,6 +72,14 @@ from remasker.columns import (
     to_numbers,
 )
 from remasker.errors import InvalidConfigError, InvalidTableError, check_choice, nearest
+from remasker.filling import fill
+from remasker.schema import (
+    column_from_json,
+    column_to_json,
+    jsonable,
+    name_from_json,
+    storable,
+)
 
 __all__ = ["MAX_CATEGORIES", "Column", "EncodedTable", "TableEncoder"]
 
@@ -293,7 +300,7 @@ class TableEncoder:
             levels = sorted(counts.index, key=lambda level: (str(type(level)), level))
         levels = [plain(level) for level in levels]
         for level in levels:
-            if not _storable(level):
+            if not storable(level):
                 of = repr(level) if isinstance(level, float) else f"type {type(level).__name__}"
                 return replace(ignored, reason=f"levels of {of}")
         return replace(ignored, kind=kind, categories=tuple(levels))
@@ -460,20 +467,11 @@ class TableEncoder:
         """
         bounds: Any = self.bounds
         if isinstance(bounds, Mapping):
-            bounds = [[name, [_jsonable(limit) for limit in pair]] for name, pair in bounds.items()]
+            bounds = [[name, [jsonable(limit) for limit in pair]] for name, pair in bounds.items()]
         return {
             "bounds": bounds,
-            "missing_values": [_jsonable(marker) for marker in self._markers],
-            "columns": [
-                {
-                    **{
-                        key: (None if isinstance(value, float) and math.isnan(value) else value)
-                        for key, value in asdict(column).items()
-                    },
-                    "categories": [_level_to_json(level) for level in column.categories],
-                }
-                for column in self.columns
-            ],
+            "missing_values": [jsonable(marker) for marker in self._markers],
+            "columns": [column_to_json(column) for column in self.columns],
         }
 
     @classmethod
@@ -481,21 +479,9 @@ class TableEncoder:
         """The inverse of `to_dict`."""
         bounds = schema["bounds"]
         if isinstance(bounds, list):
-            bounds = {_name(name): tuple(pair) for name, pair in bounds}
+            bounds = {name_from_json(name): tuple(pair) for name, pair in bounds}
         encoder = cls(bounds=bounds, missing_values=list(schema["missing_values"]))
-        encoder.columns = tuple(
-            Column(
-                **{
-                    **column,
-                    "name": _name(column["name"]),
-                    "categories": tuple(map(_level_from_json, column["categories"])),
-                    "values": tuple(column.get("values", ())),
-                    "low": math.nan if column["low"] is None else column["low"],
-                    "high": math.nan if column["high"] is None else column["high"],
-                }
-            )
-            for column in schema["columns"]
-        )
+        encoder.columns = tuple(map(column_from_json, schema["columns"]))
         return encoder
 
 
@@ -509,51 +495,3 @@ def _limit(column: Column, limit: Any, default: float) -> float:
     if limit is None or limit in (math.inf, -math.inf):
         return default
     return float(to_numbers(column.name, column.kind, pd.Series([limit]))[0])
-
-
-def _jsonable(value: Any) -> Any:
-    """A bound or a marker for JSON, which knows no infinity and no dates."""
-    value = plain(value)
-    if value is None or (isinstance(value, float) and math.isinf(value)):
-        return None
-    return value if isinstance(value, int | float | str) else str(value)
-
-
-def _storable(level: Any) -> bool:
-    """Whether JSON can hold a level: a text, a number, or an interval of numbers as `pd.cut` makes.
-
-    >>> _storable(pd.Interval(18, 25)), _storable(math.inf), _storable(pd.Timestamp(0))
-    (True, False, False)
-    """
-    if isinstance(level, pd.Interval):
-        ends = plain(level.left), plain(level.right)
-        return all(isinstance(end, int | float) for end in ends)
-    return isinstance(level, str | int | float) and level not in (math.inf, -math.inf)
-
-
-def _level_to_json(level: Any) -> Any:
-    if not isinstance(level, pd.Interval):
-        return level
-    # As texts, which know the open ends of `pd.cut(ages, [-inf, 18, inf])` too.
-    return {
-        "left": repr(plain(level.left)),
-        "right": repr(plain(level.right)),
-        "closed": level.closed,
-    }
-
-
-def _level_from_json(level: Any) -> Any:
-    if not isinstance(level, Mapping):
-        return level
-    return pd.Interval(_end(level["left"]), _end(level["right"]), closed=level["closed"])
-
-
-def _end(text: str) -> float:
-    try:
-        return int(text)
-    except ValueError:
-        return float(text)
-
-
-def _name(name: Any) -> Hashable:
-    return tuple(name) if isinstance(name, list) else name

@@ -17,7 +17,7 @@ from remasker.errors import ArtifactError, InvalidConfigError
 from remasker.imputer import ReMaskerImputer
 from tuning import TuneResult, tune, tune_many
 from tuning.affordable import Affordable, AffordableSampler, Budget
-from tuning.api import _affordable_copies
+from tuning.choice import _affordable_copies
 from tuning.config import RunExistsError, SearchConfig, SearchFailedError
 from tuning.cost import CostModel
 from tuning.export import read_run, reproduce
@@ -347,5 +347,5 @@ def test_concurrent_trials_need_no_more_than_there_is(one_ray: None, tmp_path: P
 def test_members_are_refitted_as_often_as_time_allows(
     left: float, taken: list[float], copies: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tuning.api.slots", lambda config: 2)
+    monkeypatch.setattr("tuning.choice.slots", lambda config: 2)
     assert _affordable_copies(SearchConfig(), taken, left) == copies

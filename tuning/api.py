@@ -3,54 +3,45 @@
 from __future__ import annotations
 
 import datetime
-import math
 import os
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import optuna
 import pandas as pd
 import ray
 from optuna.distributions import BaseDistribution, distribution_to_json, json_to_distribution
 
 from remasker.delimited import TextTable
 from remasker.errors import make_config
-from remasker.fitting import one_thread
 from remasker.imputer import ReMaskerImputer
-from remasker.table import EncodedTable, TableEncoder
+from remasker.table import EncodedTable
 from remasker.training import Member
 from tuning import export
 from tuning.affordable import Budget
-from tuning.config import RunExistsError, SearchConfig, SearchFailedError
+from tuning.choice import Choice, choose, outcome
+from tuning.config import RunExistsError, SearchConfig
 from tuning.folder import check_folder, locked, resumable, run_folder
-from tuning.holdout import CellPrediction, average, draw_holdout
-from tuning.journal import TRIALS, records
+from tuning.holdout import draw_holdout
+from tuning.journal import records
 from tuning.live import View
 from tuning.ray_session import Pulse, ray_session
 from tuning.report import render
 from tuning.search import QUESTIONS, search
-from tuning.second_stage import SecondStage, add_experts, slots
+from tuning.second_stage import SecondStage
 from tuning.selection import (
     ErrorReport,
     Selection,
-    error_report,
     leaderboard,
-    select,
-    shrink,
-    shrinkage,
 )
 from tuning.sharing import fair_share, read_names
 from tuning.space import make_space
-from tuning.trial import TrialData, TrialResult, read_result
+from tuning.trial import TrialData
 
 Space = tuple[dict[str, BaseDistribution], dict[str, Any]]
-#: Refitted models that are averaged, if there is time for them. Four of one setting by different
-#: seeds have 0.97 of the error of one (five tables, masks 0 and 1; compressive 0.92).
-REFITTED = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +160,7 @@ def _tune(
                 tell=view.tell,
             )
             view.tell("stage", {"text": "choosing the best and completing the table"})
-            choice = _choose(study, space[1], folder, data, config, budget, view)
+            choice = choose(study, space[1], folder, data, config, budget, view)
         trials = choice.selection.chosen
         provenance |= {"seed": choice.members[0].seed, "run": name, "trials": list(trials)}
         if file is not None:
@@ -190,7 +181,7 @@ def _tune(
             imputed=imputer.transform(table),
             imputer=imputer,
             leaderboard=leaderboard(records(study, space[1])),
-            error=_outcome(data, encoder, choice),
+            error=outcome(data, encoder, choice),
             selection=choice.selection,
         )
         record |= {
@@ -275,151 +266,7 @@ def _mean_error(data: TrialData) -> float:
     return judge.error(judge.losses(judge.baseline()))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Choice:
-    """What a search came to."""
-
-    #: By the trials' numbers: members of an ensemble are found again by them.
-    selection: Selection
-    members: list[Member]
-    #: What the members said of the report cells.
-    found: CellPrediction
-    second: SecondStage | None
-    #: The members trained on all cells, and how many times each was.
-    refitted: list[Member] | None
-    n_copies: int
-    #: How far each column's numbers are trusted; None: wholly.
-    trust: np.ndarray | None
-
-
-def _choose(
-    study: optuna.Study,
-    fixed: Mapping[str, Any],
-    folder: Path,
-    data: TrialData,
-    config: SearchConfig,
-    budget: Budget,
-    view: View,
-) -> _Choice:
-    """Select trials by the judge cells; put experts on top, or train them on all cells."""
-    numbers, results = _results(study, fixed, folder, data)
-    judge = data.judge(data.holdout.judge)
-    judged = [result.judged for result in results]
-    selection = select(judge, judged, config.max_members)
-    members = [results[k].member for k in selection.chosen]
-    joint = average([judged[k] for k in selection.chosen])
-    chosen = tuple(numbers[k] for k in selection.chosen)
-    trials = study.get_trials(deepcopy=False)
-    taken = [_whole_seconds(trials[number]) for number in chosen]
-    second = None
-    if config.experts is not None:
-        view.tell("stage", {"text": "experts on top of the best"})
-        second = add_experts(
-            members[0],
-            data,
-            joint,
-            config,
-            budget,
-            seconds=taken[0],
-            n_compared=len(results),
-        )
-    refitted, n_copies = None, 0
-    if config.refit and second is None:
-        n_copies = _affordable_copies(config, taken, budget.left)
-    if n_copies:
-        view.tell("stage", {"text": "training the best once more, on all cells"})
-        refitted = _refit(members, n_copies, data, config)
-    return _Choice(
-        selection=replace(selection, chosen=chosen),
-        members=members,
-        found=average([results[k].reported for k in selection.chosen]),
-        second=second,
-        refitted=refitted,
-        n_copies=n_copies,
-        # The second stage shrinks by its own stacking.
-        trust=shrinkage(judge, joint) if second is None else None,
-    )
-
-
-def _results(
-    study: optuna.Study, fixed: Mapping[str, Any], folder: Path, data: TrialData
-) -> tuple[list[int], list[TrialResult]]:
-    """The finished trials' numbers and results; if none finished, of those that were cut short."""
-    trials = study.get_trials(deepcopy=False)
-    for states in (("COMPLETE",), ("PRUNED", "RUNNING")):
-        found = {
-            trial.number: read_result(
-                folder / TRIALS / f"{trial.number:05d}", {**fixed, **trial.params}, data
-            )
-            for trial in trials
-            if trial.state.name in states
-        }
-        kept = {number: result for number, result in found.items() if result is not None}
-        if kept:
-            return list(kept), list(kept.values())
-    reasons = [t.user_attrs["failure"] for t in trials if "failure" in t.user_attrs]
-    if reasons:
-        raise SearchFailedError(f"all {len(reasons)} trials failed; the first: {reasons[0]}")
-    raise SearchFailedError(
-        "the time ended before any trial had got far enough to be used; give a larger time_budget"
-    )
-
-
-def _whole_seconds(trial: optuna.trial.FrozenTrial) -> float:
-    """What a trial took, or would have taken had it not been cut short."""
-    told = trial.user_attrs
-    done, wanted = told.get("epoch") or 1, told.get("n_epochs") or 1
-    return float(told.get("seconds", 0.0)) * max(1.0, wanted / done)
-
-
-def _affordable_copies(config: SearchConfig, taken: Sequence[float], left: float) -> int:
-    """How often members that took so long can be refitted, side by side; 0 if there is no time."""
-    wanted = math.ceil(REFITTED / len(taken))
-    return max(
-        (
-            n
-            for n in range(1, wanted + 1)
-            if 2 + 1.3 * max(taken) * math.ceil(n * len(taken) / slots(config)) < left
-        ),
-        default=0,
-    )
-
-
-def _refit(
-    members: Sequence[Member], n_copies: int, data: TrialData, config: SearchConfig
-) -> list[Member]:
-    """The members trained on all observed cells, so many times each, side by side."""
-
-    def one(member: Member, table: EncodedTable, device: str, copy: int) -> Member:
-        with one_thread():
-            return export.refit_member(member, table, device, copy)
-
-    task = ray.remote(num_cpus=config.cpus_per_trial, num_gpus=config.gpus_per_trial)(one)
-    shared = ray.put(data.table)
-    refitted: list[Member] = ray.get(
-        [task.remote(m, shared, data.device, k) for k in range(n_copies) for m in members]
-    )
-    return refitted
-
-
-def _outcome(data: TrialData, encoder: TableEncoder, choice: _Choice) -> ErrorReport:
-    """The error on the report cells, and whose it is."""
-    judge = data.judge(data.holdout.report)
-    second = choice.second
-    again = choice.refitted is not None or (second is not None and second.refitted)
-    of = "what is returned, before it learned from all cells" if again else "what is returned"
-    if second is None:
-        reported = shrink(judge, choice.found, choice.trust)
-    elif second.reported is None:
-        reported = choice.found
-        of = "the search's choice, before experts and before it learned from all cells"
-    else:
-        reported = second.reported
-    names = [column.name for column in encoder.modelled]
-    return replace(error_report(judge, reported, names), of=of)
-
-
-def _choice_record(choice: _Choice) -> dict[str, Any]:
+def _choice_record(choice: Choice) -> dict[str, Any]:
     second = choice.second
     return {
         "members": [
