@@ -398,7 +398,7 @@ def summarise(rows: pd.DataFrame) -> str:
     mine = [m for m in OURS if m in table]
     table = table.loc[table[mine].notna().any(axis=1)]
     lines = [table.round(4).to_string(na_rep="–")]
-    for method in mine:
+    for method in mine if table.shape[1] > 1 else ():
         lines += ["", f"{method} against", str(_against(rows, table, method).to_string())]
     return "\n".join(lines)
 

@@ -12,7 +12,7 @@ from sklearn.ensemble import ExtraTreesRegressor
 
 from remasker import expert_models, gaussian_process
 from remasker.errors import ArtifactError, InvalidConfigError
-from remasker.expert_fitting import fit_experts
+from remasker.expert_fitting import MIN_OBSERVED, fit_experts
 from remasker.expert_models import EXPERTS, ExpertsConfig
 from remasker.experts import Experts, places
 from remasker.inference import Ensemble
@@ -402,7 +402,7 @@ def test_the_last_digits_of_the_first_stage_are_no_knowledge():
     truth = rng.normal(size=(120, 3)).astype(np.float32)
     observed = np.ones(truth.shape, dtype=bool)
     truth[:, 1:] = truth[:, :1] + 0.1 * truth[:, 1:]
-    observed[19:, 1:] = False  # so few cells are left to the first stage
+    observed[MIN_OBSERVED - 1 :, 1:] = False  # so few cells are left to the first stage
     observed[60:90, 0] = False
     table = EncodedTable(
         values=np.where(observed, truth, 0), observed=observed, n_categories=(0, 0, 0)
