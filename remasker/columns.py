@@ -48,6 +48,8 @@ _INFERRED = {
 MAX_VALUES, MIN_REPEATS = 20, 10
 #: Of an imputed decimal number, after the point; floats know fewer.
 MAX_DIGITS = 30
+#: Seconds that a nanosecond time can hold.
+_SPEAKABLE = (-9.2e9, 9.2e9)
 REFUSALS = (TypeError, ValueError, OverflowError, NotImplementedError, ArithmeticError)
 
 
@@ -91,6 +93,19 @@ class Column:
         True
         """
         return self.kind in CATEGORICAL_KINDS
+
+    def in_words(self, number: float) -> str:
+        """One of its numbers as a person would write it.
+
+        >>> Column(name="born", kind="datetime", dtype="datetime64[us]").in_words(86400.0)
+        '1970-01-02'
+        """
+        if self.kind == "datetime":
+            moment = pd.Timestamp(np.clip(number, *_SPEAKABLE), unit="s").round("s")
+            return str(moment).removesuffix(" 00:00:00")
+        if self.kind == "timedelta":
+            return str(pd.Timedelta(np.clip(number, *_SPEAKABLE), "s").round("s"))
+        return f"{number:.6g}"
 
 
 def quoted(names: Iterable[object]) -> str:

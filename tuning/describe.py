@@ -7,8 +7,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
 from remasker.columns import Column
 from remasker.errors import RemaskerError
 from remasker.files import ParquetTable, TextTable
@@ -124,12 +122,7 @@ def _extent(column: Column) -> str:
         shown = ", ".join(map(str, column.categories[:6]))
         more = len(column.categories) - 6
         return shown + (f" and {more} more" if more > 0 else "")
-    if column.kind == "datetime":
-        low, high = (pd.Timestamp(end, unit="s") for end in (column.low, column.high))
-        return f"{low} to {high}"
-    if column.kind == "timedelta":
-        return f"{pd.Timedelta(column.low, 's')} to {pd.Timedelta(column.high, 's')}"
-    return f"{column.low:.6g} to {column.high:.6g}"
+    return f"{column.in_words(column.low)} to {column.in_words(column.high)}"
 
 
 def _share(share: float) -> str:

@@ -346,11 +346,7 @@ def draw_distributions(frame: pd.DataFrame, imputer: ReMaskerImputer) -> list[st
         else:
             low, high = np.quantile(np.concatenate([seen, imputed]), [0.005, 0.995])
             bins = np.linspace(low, high if high > low else low + 1, 21)
-            ends = (
-                ("", "")
-                if column.kind in ("datetime", "timedelta")
-                else (f"{low:.4g}", f"{high:.4g}")
-            )
+            ends = column.in_words(low), column.in_words(high)
         shares = [
             np.histogram(np.clip(v, bins[0], bins[-1]), bins)[0] / len(v) for v in (seen, imputed)
         ]
