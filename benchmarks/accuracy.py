@@ -69,8 +69,8 @@ UNSEEN = (
     *("Ecdat/Somerville", "wooldridge/ncaa_rpi", "wooldridge/vote1", "modeldata/attrition"),
     *("DAAG/cps3", "modeldata/biomass", "Stat2Data/LeafWidth", "Ecdat/Mishkin"),
 )
-#: The same lot for other shapes of tables, without those above: 20 to 149 rows; and two columns of
-#: levels and two of numbers at least, which are to be measured with `--kinds real`.
+#: The same lot for other shapes of tables, without those above: 20 to 149 rows; two columns of
+#: levels and two of numbers at least, to be measured with `--kinds real` too; 26 to 130 columns.
 TINY = (
     *("Stat2Data/HorsePrices", "fpp3/prices", "heplots/Adopted", "heplots/Sake"),
     *("mosaicData/Riders", "wooldridge/earns", "datasets/iris3", "openintro/heart_transplant"),
@@ -88,8 +88,14 @@ MIXED = (
     *("mediation/framing", "survival/transplant", "mediation/jobs", "Stat2Data/SuicideChina"),
     "AER/CartelStability",
 )
+WIDE = (
+    *("causaldata/nhefs_complete", "wooldridge/prison", "wooldridge/lowbrth"),
+    *("causaldata/castle", "plm/Crime", "wooldridge/crime4"),
+    *("openintro/world_pop", "HistData/Quarrels", "asaur/hepatoCellular"),
+    *("AER/Fatalities", "openintro/loans_full_schema", "wooldridge/driving"),
+)
 GROUPS = {"small": SMALL, "large": LARGE, "outside": (*OUTSIDE, "repeated")}
-GROUPS |= {"drawn": DRAWN, "unseen": UNSEEN, "tiny": TINY, "mixed": MIXED}
+GROUPS |= {"drawn": DRAWN, "unseen": UNSEEN, "tiny": TINY, "mixed": MIXED, "wide": WIDE}
 SHARED = Path(__file__).parents[2] / "shared" / "bench"
 RESULTS = Path(__file__).parent / "accuracy.csv"
 KEYS = ("dataset", "mechanism", "ratio", "seed", "kinds", "method")

@@ -15,7 +15,6 @@ from remasker.experts import (
     Experts,
     HonestPredict,
     Predict,
-    first_guess,
     improve,
     known_cells,
     places,
@@ -173,10 +172,10 @@ def _lesson(
     )
     place = places(table.n_categories)[j]
     if own is not None:
-        base = first_guess(shown, None, prior)
+        base = _first_guess(shown, None, prior)
         base[:, place] = own[j]
     else:
-        base = first_guess(shown, predict, prior)
+        base = _first_guess(shown, predict, prior)
     if honest is not None and own is None:
         # Gaps are filled by the same models as at work; only the target's own prediction has to
         # come from models that were not trained on it.
@@ -190,6 +189,13 @@ def _lesson(
         rare = np.repeat(rare, [max(1, k) for k in table.n_categories])
         soft[:, rare] = prior[rare]
     return _Lesson(rows=rows, base=base, soft=soft, own=base[:, :0])
+
+
+def _first_guess(table: EncodedTable, predict: Predict | None, prior: np.ndarray) -> np.ndarray:
+    """What the first stage says of every cell; without one, the columns' means."""
+    if predict is None:
+        return np.tile(prior, (len(table), 1))
+    return rounded(predict(table.values, table.observed), table.n_categories)
 
 
 def _own_of_many(

@@ -127,10 +127,15 @@ class Experts:
     #: One record per column with experts; see `weights_table`.
     judged: tuple[dict[str, Any], ...]
 
-    def complete(self, table: EncodedTable, predict: Predict | None) -> np.ndarray:
-        """The soft table, completed; rows may be new, and do not influence each other."""
+    def complete(self, table: EncodedTable, base: np.ndarray | None) -> np.ndarray:
+        """The soft table, completed; rows may be new, and do not influence each other.
+
+        `base` is what the first stage predicts of every cell; None: there was none in `fit`.
+        """
         result = np.empty((len(table), len(self.prior)))
         columns = [stack.column for stack in self.rounds[0]]
+        if base is None:
+            base = np.broadcast_to(self.prior, result.shape)
         for start in range(0, len(table), CHUNK_ROWS):
             rows = slice(start, start + CHUNK_ROWS)
             part = EncodedTable(
@@ -139,23 +144,23 @@ class Experts:
                 n_categories=table.n_categories,
             )
             known, shown = known_cells(part)
-            base = first_guess(part, predict, self.prior)
+            guess = rounded(base[rows], self.n_categories)
             current = np.where(
-                shown, known, start_of_gaps(base, self.prior, columns, self.n_categories)
+                shown, known, start_of_gaps(guess, self.prior, columns, self.n_categories)
             )
             last = current
             for stacks in self.rounds:
                 last, current = (
                     current,
-                    improve(current, base, part.observed, stacks, self.n_categories),
+                    improve(current, guess, part.observed, stacks, self.n_categories),
                 )
             # Rounds differ by the luck of their draws: two of them are better than the last.
             result[rows] = (last + current) / 2 if len(self.rounds) > 2 else current
         return result
 
-    def impute(self, table: EncodedTable, predict: Predict | None) -> np.ndarray:
+    def impute(self, table: EncodedTable, base: np.ndarray | None) -> np.ndarray:
         """Every cell: a scaled number, or the code of the most likely level."""
-        return harden(self.complete(table, predict), self.n_categories)
+        return harden(self.complete(table, base), self.n_categories)
 
     def weights_table(self) -> list[dict[str, Any]]:
         """What each expert weighs in the last round, and whether the model added anything.
@@ -232,13 +237,6 @@ def _read_stack(tensors: Mapping[str, np.ndarray], r: int, entry: Mapping[str, A
         models=models,
         chosen=tensors.get(f"{start}chosen"),
     )
-
-
-def first_guess(table: EncodedTable, predict: Predict | None, prior: np.ndarray) -> np.ndarray:
-    """What the first stage says of every cell; without one, the columns' means."""
-    if predict is None:
-        return np.tile(prior, (len(table), 1))
-    return rounded(predict(table.values, table.observed), table.n_categories)
 
 
 def rounded(soft: np.ndarray, n_categories: tuple[int, ...]) -> np.ndarray:

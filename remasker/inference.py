@@ -119,10 +119,10 @@ class Ensemble:
 
     def complete(self, table: EncodedTable) -> np.ndarray:
         """The soft prediction of every cell by both stages."""
+        base = self.soft(table.values, table.observed)
         if not self.experts:
-            return self.soft(table.values, table.observed)
-        said = [experts.complete(table, self.soft) for experts in self.experts]
-        return np.mean(said, axis=0)
+            return base
+        return np.mean([experts.complete(table, base) for experts in self.experts], axis=0)
 
     def impute(self, table: EncodedTable) -> np.ndarray:
         """The most likely value of every cell: a scaled number, or the code of a level."""

@@ -104,6 +104,24 @@ def test_what_stacks_weigh_is_averaged():
             assert mean["weights"].get(name, 0.0) == pytest.approx(sum(weights) / 2)
 
 
+def test_stacks_share_one_look_of_the_first_stage(monkeypatch):
+    table, _ = mixed_table()
+    small = ExpertsConfig(rounds=1, experts=("ridge",))
+    stacks = tuple(fit_experts(table, None, config=small, seed=seed) for seed in (0, 1))
+    looks = []
+
+    def soft(self, values, visible):
+        looks.append(len(values))
+        return np.full((len(values), 6), 0.25)
+
+    monkeypatch.setattr(Ensemble, "soft", soft)
+    ensemble = Ensemble(
+        members=(), n_categories=table.n_categories, residuals=np.zeros((4, 101)), experts=stacks
+    )
+    assert ensemble.complete(table).shape == (len(table), 6)
+    assert looks == [len(table)]
+
+
 def test_damaged_file_is_an_artifact_error(fitted):
     tensors, manifest = fitted[2].to_tensors()
     del tensors["prior"]
@@ -374,7 +392,8 @@ def test_many_columns_choose_their_inputs_and_are_judged_by_others(monkeypatch):
     assert errors[:12].mean() > 0.95  # noise is not mistaken for knowledge
     assert errors[12:].mean() < 0.5
     again = Experts.from_tensors(*experts.to_tensors())
-    np.testing.assert_array_equal(experts.impute(table, predict), again.impute(table, predict))
+    base = predict(table.values, table.observed)
+    np.testing.assert_array_equal(experts.impute(table, base), again.impute(table, base))
 
 
 def test_chosen_inputs_and_several_rounds(monkeypatch):
@@ -413,4 +432,5 @@ def test_the_last_digits_of_the_first_stage_are_no_knowledge():
 
     experts = fit_experts(table, predict, config=SMALL)
     asked = table.hide(np.ones(truth.shape, dtype=bool))
-    assert np.ptp(experts.complete(asked, predict)[:, 0]) < 1e-3
+    base = predict(asked.values, asked.observed)
+    assert np.ptp(experts.complete(asked, base)[:, 0]) < 1e-3

@@ -76,3 +76,17 @@ def test_the_leaderboard_puts_finished_trials_first() -> None:
     )
     assert leaderboard(records)["number"].tolist() == [3, 1, 4, 0, 2]
     assert leaderboard(records.iloc[:0]).empty
+
+
+def test_one_row_does_not_say_how_far_an_error_wanders() -> None:
+    cells = np.array([[True, True], [False, False]])
+    table = EncodedTable(
+        values=np.array([[0.0, 2.0], [1.0, 1.0]], dtype=np.float32),
+        observed=cells | True,
+        n_categories=(0, 0),
+    )
+    judge = Judge(table, cells, hidden=cells, column_weight=np.full(2, 0.5))
+    said = CellPrediction(value=np.zeros(2), chance=np.zeros((2, 0)))
+    report = error_report(judge, said, ["a", "b"])
+    assert np.isnan(report.standard_error)
+    assert "± unknown (normalised, 2 cells" in str(report)

@@ -297,6 +297,6 @@ class Judge:
         >>> 0.05 < judge.standard_error(values[:, 0] ** 2) < 0.3
         True
         """
-        if not len(self):
-            return float("nan")
+        if len(np.unique(self.rows)) < 2:
+            return float("nan")  # rows are drawn, and one row is always the same
         return float(np.std([self.finish(mean) for mean in self.bootstrap(losses)]))

@@ -41,6 +41,7 @@ from remasker.fitting import (
     train_apart,
 )
 from remasker.inference import Ensemble
+from remasker.stacking import MAX_INPUTS
 from remasker.table import EncodedTable
 from remasker.training import Member
 from tuning.affordable import Budget
@@ -62,11 +63,13 @@ CALIBRATION = 0.2
 #: choice owes to having been chosen. On wine, mask 2, the gain was 0.7 of its standard error by one
 #: seed and below zero by another, which cost 14 % of the true error.
 DOUBT = 2.0
-#: Of one stack in all its rounds, per observed cell of an incomplete column, on a machine of
-#: slowness 1 (measured where trials found 0.5 to 0.8, 308 × 6 to 4,600 × 57 with 30 and 70 % of
-#: gaps: 2.7e-3 to 5.5e-3); and what of it the rows cost that nearest rows and Gaussian processes
-#: do not learn from (california, 20,640 × 8: 80 s).
-EXPERT_SECONDS, FURTHER_SHARE = 6.5e-3, 0.25
+#: Of one stack in all its rounds, per observed cell of an incomplete column, and more per input, on
+#: a machine of slowness 1 (measured where trials found 0.5 to 0.8: 2.8e-3 with 8 inputs, 3.1e-3
+#: with 16, 4.1e-3 and 5.2e-3 with 31 and 34, 5.4e-3 with 50, 8.6e-3 with 60 of 67).
+CELL_SECONDS, INPUT_SECONDS = 4e-3, 1.3e-4
+#: What of it the rows cost that nearest rows and Gaussian processes do not learn from (california,
+#: 20,640 × 8: 80 s).
+FURTHER_SHARE = 0.25
 
 
 class Effort(NamedTuple):
@@ -151,7 +154,9 @@ def seconds_needed(
     near = np.minimum(known, ExpertsConfig.max_near_rows)
     cells = float((near + FURTHER_SHARE * (known - near)).sum())
     rounds = n_rounds(effort.rounds, len(known))
-    experts = EXPERT_SECONDS * slowness * cells * rounds / ExpertsConfig.rounds
+    n_inputs = min(MAX_INPUTS, sum(max(1, k) for k in data.table.n_categories))
+    per_cell = (CELL_SECONDS + INPUT_SECONDS * n_inputs) * slowness
+    experts = per_cell * cells * rounds / ExpertsConfig.rounds
     # A fold's model learns from the other folds' rows, in as many epochs.
     training = effort.share * seconds * (FOLDS - 1) / FOLDS
     trainings = math.ceil(FOLDS / side_by_side) * training

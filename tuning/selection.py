@@ -182,8 +182,10 @@ class ErrorReport:
     of: str = "what is returned"
 
     def __str__(self) -> str:
+        known = np.isfinite(self.standard_error)
+        spread = f"± {self.standard_error:.4f}" if known else "± unknown"
         return (
-            f"{self.error:.4f} ± {self.standard_error:.4f} ({self.metric}, {self.n_cells} cells; "
+            f"{self.error:.4f} {spread} ({self.metric}, {self.n_cells} cells; "
             f"column mean {self.mean_error:.4f})"
         )
 
