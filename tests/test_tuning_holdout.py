@@ -38,6 +38,19 @@ def test_cells_fall_where_the_gaps_are() -> None:
     assert (complete.judge.sum(axis=0) > 5).all()
 
 
+def test_beside_a_reported_cell_as_much_is_missing_as_beside_a_real_gap() -> None:
+    observed = np.random.default_rng(0).random((2000, 6)) < 0.7
+    held = draw_holdout(observed, 0)
+
+    def beside(cells: np.ndarray, lacking: np.ndarray) -> float:
+        return float((cells.sum(axis=1) * lacking.sum(axis=1)).sum() / cells.sum())
+
+    real = beside(~observed, ~observed)
+    assert beside(held.report, ~observed | held.report) == pytest.approx(real, rel=0.1)
+    # The judge's rows lack their own gaps and another's: what is asked of the others can fail.
+    assert beside(held.judge, ~observed | held.judge) > 1.15 * real
+
+
 def test_a_table_that_can_spare_nothing_is_refused() -> None:
     with pytest.raises(InvalidTableError, match="too few"):
         draw_holdout(SHAPES["one cell a row"](np.random.default_rng(0)), 0)
