@@ -114,7 +114,7 @@ def fit_experts(
                 np.delete(lesson.soft, at[j], axis=1),
                 targets,
                 None if predict is None else lesson.base[:, at[j]],
-                folds[lesson.rows],
+                _dealt(folds[lesson.rows], config.n_folds),
                 np.random.default_rng([seed, 2, r, j]),
                 config,
                 fitted.get(j, {}),
@@ -220,6 +220,17 @@ def _own_of_many(
         for j in group:
             own[int(j)] = said[np.searchsorted(rows, rows_of[j])][:, at[j]]
     return own
+
+
+def _dealt(folds: np.ndarray, n_folds: int) -> np.ndarray:
+    """The folds of a column's rows; dealt out evenly where they are so few that one has hardly any.
+
+    >>> _dealt(np.array([3, 0, 3, 3, 4, 3, 3, 3]), 4).tolist()
+    [0, 0, 1, 1, 3, 2, 2, 3]
+    """
+    if np.bincount(folds, minlength=n_folds).min() > 1:
+        return folds
+    return np.argsort(np.argsort(folds, kind="stable")) * n_folds // len(folds)
 
 
 def _fit_column(

@@ -415,6 +415,18 @@ def test_chosen_inputs_and_several_rounds(monkeypatch):
         assert ((completed - truth)[gaps, j] ** 2).mean() < 0.3 * truth[:, j].var()
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_few_rows_of_many_inputs_are_enough_to_choose_and_to_judge(seed):
+    """The eight rows of one of these columns have come into hardly more than one fold."""
+    rng = np.random.default_rng(seed)
+    observed = rng.permuted(np.tile(np.arange(12) >= 4, (120, 1)), axis=1).T
+    values = np.where(observed, rng.normal(size=observed.shape), 0).astype(np.float32)
+    table = EncodedTable(values=values, observed=observed, n_categories=(0,) * 120)
+    experts = fit_experts(table, None, config=ExpertsConfig(experts=("ridge",)))
+    assert np.isfinite(experts.complete(table, None)).all()
+    assert np.isfinite([record["error"] for record in experts.weights_table()]).all()
+
+
 def test_the_last_digits_of_the_first_stage_are_no_knowledge():
     """Rows alike but for rounding errors: trees and nearest rows would tell them apart."""
     rng = np.random.default_rng(0)
