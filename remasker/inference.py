@@ -119,7 +119,10 @@ class Ensemble:
 
     def complete(self, table: EncodedTable) -> np.ndarray:
         """The soft prediction of every cell by both stages."""
-        base = self.soft(table.values, table.observed)
+        return self._refined(table, self.soft(table.values, table.observed))
+
+    def _refined(self, table: EncodedTable, base: np.ndarray) -> np.ndarray:
+        """The models' soft prediction after the experts, if there are any, had their say."""
         if not self.experts:
             return base
         return np.mean([experts.complete(table, base) for experts in self.experts], axis=0)
@@ -200,7 +203,8 @@ class Ensemble:
         if not self.experts or self.tightening is None:
             yield from self._draw(table, n_draws, random_state)
             return
-        theirs, ours = self.complete(table), replace(self, experts=()).complete(table)
+        ours = self.soft(table.values, table.observed)
+        theirs = self._refined(table, ours)
         likelier = np.maximum(theirs, LEAST_CHANCE) / np.maximum(ours, LEAST_CHANCE)
         numeric = np.array(self.n_categories) == 0
         middle, own = (harden(soft, self.n_categories) for soft in (theirs, ours))

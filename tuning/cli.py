@@ -29,7 +29,6 @@ from tuning.options import (
     add_column_options,
     add_reading_options,
     column_options,
-    how_good,
     literal,
     markers,
     open_table,
@@ -37,6 +36,7 @@ from tuning.options import (
     reading_options,
     remember,
     say,
+    say_how_good,
 )
 
 if TYPE_CHECKING:
@@ -210,8 +210,7 @@ def fit(args: argparse.Namespace) -> None:
         f"learned from {len(table.frame)} rows and {len(encoder.modelled)} of "
         f"{len(encoder.columns)} columns ({gaps} gaps); wrote {target}"
     )
-    for sentence in how_good(imputer):
-        say(sentence)
+    say_how_good(imputer)
 
 
 def estimator_settings(args: argparse.Namespace) -> dict[str, Any]:

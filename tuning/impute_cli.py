@@ -28,11 +28,11 @@ from tuning.options import (
     add_column_options,
     add_reading_options,
     column_options,
-    how_good,
     markers,
     open_table,
     reading_options,
     say,
+    say_how_good,
 )
 
 if TYPE_CHECKING:
@@ -165,8 +165,7 @@ def fill_alone(args: argparse.Namespace, tasks: Sequence[Task], folder: Path | N
     completed, filled = fill(imputer, table.frame)
     write_table(table, completed, task.target)
     say(f"{filled}; `remasker fit` keeps such a model, `remasker tune` looks for a better one")
-    for sentence in how_good(imputer):
-        say(sentence)
+    say_how_good(imputer)
 
 
 def load_model(path: str, more_markers: Sequence[Any] = ()) -> ReMaskerImputer:

@@ -139,21 +139,21 @@ def markers(args: argparse.Namespace, table: TextTable | ParquetTable | None = N
     return [*args.na, *(value for value in found if not isinstance(value, str))]
 
 
-def how_good(imputer: ReMaskerImputer) -> list[str]:
-    """A sentence on what the experts' errors on unseen observed cells say of the filled ones."""
+def say_how_good(imputer: ReMaskerImputer) -> None:
+    """Say what the experts' errors on unseen observed cells promise of the filled ones."""
     errors = {
         str(imputer.encoder_.modelled[record["column"]].name): record["error"] ** 0.5
         for record in imputer.ensemble_.weights_table()
     }
     if not errors:
-        return []
-    best, worst = min(errors, key=errors.__getitem__), max(errors, key=errors.__getitem__)
+        return
     mean = sum(errors.values()) / len(errors)
-    range_ = f" ({errors[best]:.2f} in {best!r} to {errors[worst]:.2f} in {worst!r})"
-    return [
-        f"expected error: {mean:.2f} of the column mean's{range_ if len(errors) > 1 else ''}, as "
-        "far as observed cells can tell"
-    ]
+    best, worst = min(errors, key=errors.__getitem__), max(errors, key=errors.__getitem__)
+    span = f" ({errors[best]:.2f} in {best!r} to {errors[worst]:.2f} in {worst!r})"
+    say(
+        f"expected error: {mean:.2f} of the column mean's{span if len(errors) > 1 else ''}, as far "
+        "as observed cells can tell"
+    )
 
 
 # ---------------------------------------------------------------------- words
