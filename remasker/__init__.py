@@ -17,21 +17,29 @@ from remasker.errors import (
 if TYPE_CHECKING:
     from remasker.imputer import ReMaskerImputer
     from remasker.missingness import simulate_missing
+    from remasker.pooling import Pooled, pool
 
 __version__ = "0.1.0"
 __all__ = [
     "ArtifactError",
     "InvalidConfigError",
     "InvalidTableError",
+    "Pooled",
     "ProcessLostError",
     "ReMaskerImputer",
     "RemaskerError",
     "TrainingDivergedError",
+    "pool",
     "simulate_missing",
 ]
 
 # Torch and scikit-learn take seconds to load: they wait until something needs them.
-_LAZY = {"ReMaskerImputer": "remasker.imputer", "simulate_missing": "remasker.missingness"}
+_LAZY = {
+    "ReMaskerImputer": "remasker.imputer",
+    "Pooled": "remasker.pooling",
+    "pool": "remasker.pooling",
+    "simulate_missing": "remasker.missingness",
+}
 
 
 def __getattr__(name: str) -> Any:

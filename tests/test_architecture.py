@@ -45,6 +45,7 @@ ALLOWED = {
     },
     "stream": {"delimited", "errors", "files", "imputer"},
     "metrics": {"errors"},
+    "pooling": {"errors"},
     "missingness": {"errors", "metrics"},
     "datasets": {"errors"},
 }  # fmt: skip
