@@ -271,5 +271,8 @@ def make_ensemble(
             for k in range(n_experts)
         ]
         ensemble.experts = tuple(run(tasks))
-    ensemble.calibrate(table, plan.held_out[: len(members)])
+    if plan.folds is not None:
+        ensemble.calibrate_by_folds(table, plan.folds)
+    else:
+        ensemble.calibrate(table, plan.held_out[: len(members)])
     return ensemble

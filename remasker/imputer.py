@@ -100,8 +100,8 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
     batch_size, learning_rate, warmup, weight_decay, clip, average
         The optimizer; `warmup` is a share of all steps, `average` the decay of the weight average.
     validation_fraction, patience
-        Observed cells set aside to keep the best epoch and to calibrate intervals and draws; stop
-        after `patience` epochs without improvement (None: never).
+        Observed cells set aside to keep the best epoch and, without experts, to calibrate intervals
+        and draws; stop after `patience` epochs without improvement (None: never).
     n_members
         Models to average; None: three with experts, two without.
     experts : {"auto", None}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,6 +24,12 @@ QUANTILES = np.linspace(0, 1, 101)
 MAX_DRAW_PASSES = 32
 #: No level is less likely than this when the chances of experts and models are compared.
 LEAST_CHANCE = 1e-3
+#: Calibration asks about so many rows at most, and about columns in so many groups; of wide tables
+#: about fewer rows, so that no more than `LOOK_CELLS` tokens are looked at.
+LOOK_ROWS, MAX_LOOKS, LOOK_CELLS = 2000, 30, 2**21
+#: What the experts' errors may be in units of the models': where the rows at hand follow a law
+#: exactly, they say nothing of how exactly the next one does.
+TIGHTENING = (1e-3, 2.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +51,7 @@ class Ensemble:
     residuals: np.ndarray
     #: The second stage, which has the last word on point estimates; several are averaged.
     experts: tuple[Experts, ...] = ()
-    #: d: how much smaller than the models' the experts' held-out errors are, at most 1
+    #: d: the experts' errors of unseen cells in units of the models'
     tightening: np.ndarray | None = None
     #: d: how far the models' numbers are trusted; less than 1 draws them to the column's mean
     trust: np.ndarray | None = None
@@ -263,56 +270,87 @@ class Ensemble:
             values[rows[gaps], j] = drawn[gaps]
 
     def calibrate(self, table: EncodedTable, held_out: np.ndarray) -> None:
-        """Learn the distribution of residuals from held-out cells.
+        """Learn the distribution of errors from held-out cells that no member has trained on.
 
-        Cells that no member has trained on are rows × columns; with another leading dimension each
-        member is asked about cells of its own. Columns with few of them lean on the others:
-        residuals come in units of the predicted scale, so they can be pooled.
+        They are rows × columns; with another leading dimension each member is asked about cells of
+        its own.
         """
-        asked = [(self, held_out)]
-        if held_out.ndim == 3:
-            asked = [(self.alone(index), hidden) for index, hidden in enumerate(held_out)]
-        outcomes, errors = [], []
+        if held_out.ndim == 2:
+            self._calibrate(table, [(self, held_out)])
+        else:
+            self._calibrate(table, [(self.alone(k), cells) for k, cells in enumerate(held_out)])
+
+    def calibrate_by_folds(self, table: EncodedTable, folds: np.ndarray) -> None:
+        """The same where every row has a member that has not trained on it.
+
+        That member is asked about each number by itself, so that the rest of the row shows what it
+        really shows. The experts' errors of unseen cells are of the same kind: they say how much
+        smaller theirs are.
+        """
+        numeric = np.flatnonzero((np.array(self.n_categories) == 0) & table.observed.any(axis=0))
+        groups = np.array_split(numeric, max(1, min(len(numeric), MAX_LOOKS)))
+        n_rows = min(LOOK_ROWS, 1 + LOOK_CELLS // max(1, len(groups) * table.values.shape[1]))
+        some = np.unique(np.linspace(0, len(table) - 1, n_rows).astype(int))
+        part, folds = table.take(some), folds[some]
+        asked = []
+        for group, k in itertools.product(groups, range(len(self.members))):
+            cells = np.zeros_like(part.observed)
+            cells[:, group] = part.observed[:, group] & (folds == k)[:, None]
+            asked.append((self.alone(k), cells))
+        self._tighten(self._calibrate(part, asked))
+
+    def _calibrate(
+        self, table: EncodedTable, asked: Sequence[tuple[Ensemble, np.ndarray]]
+    ) -> np.ndarray:
+        """Ask models about hidden cells; give back what they missed, NaN elsewhere.
+
+        Columns with few cells lean on the others: residuals come in units of the predicted scale,
+        so they can be pooled.
+        """
+        nothing = np.empty((0, table.values.shape[1]))
+        outcomes, errors = [nothing], [nothing]
         for models, hidden in asked:
-            rows = hidden.any(axis=1)
-            part = table.hide(hidden)
-            part = replace(part, values=part.values[rows], observed=part.observed[rows])
+            rows = np.flatnonzero(hidden.any(axis=1))
+            part = table.hide(hidden).take(rows)
             outcome, missed = np.empty((2, *part.values.shape))
             for batch, predicted in models.batches(part):
                 missed[batch] = table.values[rows][batch] - predicted.value
                 outcome[batch] = missed[batch] / predicted.scale
             outcomes.append(np.where(hidden[rows], outcome, np.nan))
             errors.append(np.where(hidden[rows], missed, np.nan))
-        if not outcomes:
-            return
         outcome = np.concatenate(outcomes)
-        self._tighten(np.concatenate(errors))
         numeric = np.array(self.n_categories) == 0
         pooled = outcome[:, numeric]
         pooled = pooled[np.isfinite(pooled)]
-        if not len(pooled):
-            return
-        # A handful of residuals says little of the tails: a normal distribution stands in.
-        known = len(pooled) / (len(pooled) + 20)
-        normal = normal_residuals(1)[0]
-        common = known * np.quantile(pooled, QUANTILES) + (1 - known) * normal
-        for j in np.flatnonzero(numeric):
-            own = outcome[np.isfinite(outcome[:, j]), j]
-            trust = len(own) / (len(own) + 50)
-            self.residuals[j] = (1 - trust) * common + (
-                trust * np.quantile(own, QUANTILES) if len(own) else 0
-            )
+        if len(pooled):
+            # A handful of residuals says little of the tails: a normal distribution stands in.
+            known = len(pooled) / (len(pooled) + 20)
+            normal = normal_residuals(1)[0]
+            common = known * np.quantile(pooled, QUANTILES) + (1 - known) * normal
+            for j in np.flatnonzero(numeric):
+                own = outcome[np.isfinite(outcome[:, j]), j]
+                trust = len(own) / (len(own) + 50)
+                self.residuals[j] = (1 - trust) * common + (
+                    trust * np.quantile(own, QUANTILES) if len(own) else 0
+                )
+        return np.concatenate(errors)
 
-    def _tighten(self, errors: np.ndarray) -> None:
-        """Compare the models' held-out errors with those that the experts made on unseen cells."""
+    def _tighten(self, missed: np.ndarray) -> None:
+        """Compare the models' errors with those that the experts made on unseen cells."""
         if not self.experts:
             return
         self.tightening = np.ones(len(self.n_categories))
-        for j, quantiles in enumerate(self.experts[0].residuals):
-            own = errors[np.isfinite(errors[:, j]), j]
-            if len(own) >= 20 and np.isfinite(quantiles).all():
-                ratio = np.sqrt((quantiles**2).mean() / max((own**2).mean(), 1e-12))
-                self.tightening[j] = min(1.0, float(ratio))
+        for j in range(len(self.n_categories)):
+            own = missed[np.isfinite(missed[:, j]), j]
+            theirs = np.stack([experts.residuals[j] for experts in self.experts])
+            if len(own) and np.isfinite(theirs).all():
+                # Without the ends: a single far cell says nothing of all others.
+                ratio = _size(theirs) / max(_size(np.quantile(own, QUANTILES)), 1e-6)
+                self.tightening[j] = np.clip(ratio, *TIGHTENING)
+
+
+def _size(quantiles: np.ndarray) -> float:
+    return float(np.sqrt((quantiles[..., 1:-1] ** 2).mean()))
 
 
 def normal_residuals(n_columns: int) -> np.ndarray:

@@ -386,6 +386,55 @@ def test_probabilities_and_drawn_levels_follow_the_experts(with_experts, table):
 
 
 @pytest.mark.slow
+def test_intervals_around_the_experts_hold_about_their_level():
+    random = np.random.default_rng(4)
+    x = random.normal(size=(700, 2))
+    truth = pd.DataFrame({"x": x[:, 0], "z": x[:, 1], "double": 2 * x[:, 0]})
+    truth["y"] = x[:, 0] * x[:, 1] + 0.5 * random.normal(size=700)
+    hidden = random.random((700, 4)) < [0.2, 0, 0.2, 0.3]
+    gappy = truth.mask(hidden)
+    imputer = ReMaskerImputer(epochs=20, width=16, random_state=0).fit(gappy)
+    low, high = imputer.intervals(gappy, level=0.9)
+    covered = ((low["y"] <= truth["y"]) & (truth["y"] <= high["y"]))[hidden[:, 3]].mean()
+    assert 0.84 <= covered <= 0.96
+    # What is known all but exactly has ends all but there.
+    known = hidden[:, 2] & ~hidden[:, 0]
+    width = (high["double"] - low["double"])[known]
+    assert width.max() < 0.2 * truth["double"].std()
+    held = ((low["double"] <= truth["double"]) & (truth["double"] <= high["double"]))[known]
+    assert held.mean() > 0.8
+
+
+def test_calibration_asks_only_models_that_have_not_seen_the_row(with_experts, table, monkeypatch):
+    ensemble = with_experts.ensemble_
+    encoded = with_experts.encoder_.encode(table)
+    folds = np.arange(len(table)) % len(ensemble.members)
+    asked = []
+    monkeypatch.setattr(
+        type(ensemble),
+        "_calibrate",
+        lambda self, part, cells: (
+            asked.extend(cells) or np.full((1, len(self.n_categories)), np.nan)
+        ),
+    )
+    tightening = ensemble.tightening
+    try:
+        ensemble.calibrate_by_folds(encoded, folds)
+    finally:
+        ensemble.tightening = tightening
+    total = np.zeros(encoded.observed.shape, dtype=int)
+    for models, cells in asked:
+        (member,) = models.members
+        fold = next(k for k, other in enumerate(ensemble.members) if other is member)
+        assert (folds[cells.any(axis=1)] == fold).all()
+        total += cells
+    numeric = np.array(ensemble.n_categories) == 0
+    # Every observed number once, each by itself in its row.
+    assert (total == (encoded.observed & numeric)).all()
+    assert all((cells.sum(axis=1) <= 1).all() for _, cells in asked)
+
+
+@pytest.mark.slow
 def test_same_seed_same_experts(with_experts, table):
     again = clone(with_experts).fit(table)
     pd.testing.assert_frame_equal(again.transform(table), with_experts.transform(table))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +14,26 @@ import optuna
 import ray
 
 from remasker.fitting import one_thread
+from remasker.inference import Ensemble
 from remasker.table import EncodedTable, TableEncoder
 from remasker.training import Member
 from tuning import export
 from tuning.affordable import Budget
 from tuning.config import SearchConfig, SearchFailedError
-from tuning.holdout import CellPrediction, average
+from tuning.holdout import CellPrediction, average, draw_again, merge, predict_cells
 from tuning.journal import TRIALS
 from tuning.live import View
-from tuning.second_stage import SecondStage, add_experts, slots
+from tuning.second_stage import AGAIN, SecondStage, add_experts, on_ray, slots, two_stages
 from tuning.selection import ErrorReport, Selection, error_report, select, shrink, shrinkage
-from tuning.trial import TrialData, TrialResult, read_result
+from tuning.trial import TrialData, TrialResult, joined, read_result
 
 #: Refitted models that are averaged, if there is time for them. Four of one setting by different
 #: seeds have 0.97 of the error of one (five tables, masks 0 and 1; compressive 0.92).
 REFITTED = 4
+#: Where fewer cells report, their error is mostly luck: others are held out, so many times at most.
+ENOUGH_CELLS, MOST_HOLDOUTS = 200, 5
+
+Learn = Callable[[EncodedTable], Ensemble]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +51,9 @@ class Choice:
     n_copies: int
     #: How far each column's numbers are trusted; None: wholly.
     trust: np.ndarray | None
+    #: Where the report cells are few: other cells, and what the same recipe, learned anew without
+    #: them, said of them.
+    more: tuple[tuple[np.ndarray, CellPrediction], ...] = ()
 
 
 def choose(
@@ -84,7 +93,7 @@ def choose(
     if n_copies:
         view.tell("stage", {"text": "training the best once more, on all cells"})
         refitted = _refit(members, n_copies, data, config)
-    return Choice(
+    choice = Choice(
         selection=replace(selection, chosen=chosen),
         members=members,
         found=average([results[k].reported for k in selection.chosen]),
@@ -94,6 +103,45 @@ def choose(
         # The second stage shrinks by its own stacking.
         trust=shrinkage(judge, joint) if second is None else None,
     )
+    learn: Learn
+    if second is not None:
+        effort, seconds = second.effort, second.seconds
+        learn = partial(
+            two_stages, winner=members[0], device=data.device, run=on_ray(config), effort=effort
+        )
+    else:
+        seconds = max(taken) * math.ceil(len(taken) / slots(config))
+
+        def learn(shown: EncodedTable) -> Ensemble:
+            again = _refit(members, 1, replace(data, table=shown), config)
+            return joined(again, data, choice.trust)
+
+    if second is None or second.reported is not None:
+        choice = replace(
+            choice, more=_ask_again(learn, data, budget, view, seconds, members[0].seed)
+        )
+    return choice
+
+
+def _ask_again(
+    learn: Learn, data: TrialData, budget: Budget, view: View, seconds: float, seed: int
+) -> tuple[tuple[np.ndarray, CellPrediction], ...]:
+    """Hold out other cells while those that report are few and there is time.
+
+    `learn` takes about so many `seconds`.
+    """
+    random_state = np.random.default_rng(seed)
+    asked = data.holdout.report
+    more: list[tuple[np.ndarray, CellPrediction]] = []
+    while asked.sum() < ENOUGH_CELLS and 1 + len(more) < MOST_HOLDOUTS:
+        cells = draw_again(data.table.observed, data.holdout, asked, random_state)
+        if not cells.any() or AGAIN * seconds > budget.left:
+            break
+        view.tell("stage", {"text": f"asking how good it is, by {int(asked.sum())} cells so far"})
+        shown = data.table.hide(cells)
+        more.append((cells, predict_cells(learn(shown), shown, cells)))
+        asked = asked | cells
+    return tuple(more)
 
 
 def _results(
@@ -170,5 +218,13 @@ def outcome(data: TrialData, encoder: TableEncoder, choice: Choice) -> ErrorRepo
         of = "the search's choice, before experts and before it learned from all cells"
     else:
         reported = second.reported
-    names = [column.name for column in encoder.modelled]
-    return replace(error_report(judge, reported, names), of=of)
+    parts = [(data.holdout.report, reported), *choice.more]
+    baselines = [(cells, data.judge(cells, hidden=cells).baseline()) for cells, _ in choice.more]
+    baselines.append((data.holdout.report, judge.baseline()))
+    report = error_report(
+        data.judge(np.any([cells for cells, _ in parts], axis=0)),
+        merge(parts),
+        [column.name for column in encoder.modelled],
+        merge(baselines),
+    )
+    return replace(report, of=of, n_holdouts=len(parts))

@@ -33,12 +33,12 @@ from remasker.containers import as_frame
 from remasker.errors import ArtifactError, InvalidTableError
 from remasker.fitting import one_thread
 from remasker.imputer import ReMaskerImputer
-from remasker.inference import Ensemble, normal_residuals
+from remasker.inference import Ensemble
 from remasker.table import EncodedTable, TableEncoder
 from remasker.training import Member, Trainer
 from tuning.holdout import draw_holdout
 from tuning.second_stage import Effort, two_stages
-from tuning.trial import TrialData, read_result, run_trial
+from tuning.trial import TrialData, joined, read_result, run_trial
 
 RUN, MODEL, LEADERBOARD, REPORT = "run.json", "model", "leaderboard.csv", "report.html"
 #: What `tune` passes on to `TableEncoder`.
@@ -88,13 +88,7 @@ def assemble(
     Intervals and draws are calibrated on the judge cells by the members that did not train on them,
     also when refitted ones take their place.
     """
-    ensemble = stages or Ensemble(
-        members=tuple(members),
-        n_categories=data.table.n_categories,
-        residuals=normal_residuals(len(data.table.n_categories)),
-        trust=trust,
-        device=data.device,
-    )
+    ensemble = stages or joined(members, data, trust)
     if stages is None:
         ensemble.calibrate(data.table.hide(data.holdout.report), data.holdout.judge)
     if refitted is not None:

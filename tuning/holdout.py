@@ -2,7 +2,8 @@
 
 Two disjoint sets of observed cells are drawn once per run, before anything is trained. The *judge*
 cells rank, stop, select, ensemble and calibrate, and are used up by that. The *report* cells do
-nothing but give the error that the user is told.
+nothing but give the error that the user is told; where they are few, what is returned is learned
+anew without other cells, which then report too.
 """
 
 from __future__ import annotations
@@ -85,6 +86,22 @@ def holdout_sizes(n_observed: int) -> tuple[int, int]:
     return judge, round(judge * REPORT_SHARE / JUDGE_SHARE)
 
 
+def draw_again(
+    observed: np.ndarray, holdout: Holdout, asked: np.ndarray, random_state: np.random.Generator
+) -> np.ndarray:
+    """Cells for one more hold-out: as many as both sets have, none that judges or was `asked`.
+
+    >>> observed = np.random.default_rng(0).random((60, 5)) < 0.8
+    >>> holdout = draw_holdout(observed, seed=0)
+    >>> more = draw_again(observed, holdout, holdout.report, np.random.default_rng(0))
+    >>> int(holdout.report.sum()), int(more.sum()), bool((more & holdout.all).any())
+    (14, 39, False)
+    """
+    free = observed & ~holdout.judge & ~asked
+    n_cells = sum(holdout_sizes(int(observed.sum())))
+    return _draw(free, ~observed, n_cells, MAX_COLUMN_SHARE, random_state, like=observed)
+
+
 def _draw(
     free: np.ndarray,
     missing: np.ndarray,
@@ -142,6 +159,22 @@ def average(predictions: Sequence[CellPrediction]) -> CellPrediction:
     return CellPrediction(
         value=np.mean([p.value for p in predictions], axis=0),
         chance=np.mean([p.chance for p in predictions], axis=0),
+    )
+
+
+def merge(parts: Sequence[tuple[np.ndarray, CellPrediction]]) -> CellPrediction:
+    """What was said of disjoint sets of cells, as if it had been said of all together.
+
+    >>> none = np.zeros((1, 0))
+    >>> late, early = (np.array([[False, True]]), np.array([[True, False]]))
+    >>> one, two = (CellPrediction(value=np.array([v]), chance=none) for v in (1.0, 2.0))
+    >>> merge([(late, one), (early, two)]).value.tolist()
+    [2.0, 1.0]
+    """
+    order = np.argsort(np.concatenate([np.flatnonzero(cells) for cells, _ in parts]))
+    return CellPrediction(
+        value=np.concatenate([said.value for _, said in parts])[order],
+        chance=np.concatenate([said.chance for _, said in parts])[order],
     )
 
 

@@ -57,8 +57,6 @@ FOLDS = 4
 AGAIN = 1.1
 #: How many stacks of experts are averaged: they differ by the luck of their draws.
 LEAST_STACKS, MOST_STACKS = 2, 6
-#: Cells of each fold that calibrate intervals and draws.
-CALIBRATION = 0.2
 #: Standard errors by which experts must be worse to be thrown away, beyond those that the search's
 #: choice owes to having been chosen. On wine, mask 2, the gain was 0.7 of its standard error by one
 #: seed and below zero by another, which cost 14 % of the true error.
@@ -100,6 +98,8 @@ class SecondStage:
     #: Whether the model that is returned has learned from all observed cells.
     refitted: bool
     effort: Effort
+    #: What a pass took.
+    seconds: float
 
 
 def two_stages(
@@ -111,7 +111,7 @@ def two_stages(
     effort: Effort = WHOLE[0],
 ) -> Ensemble:
     """The winner's configuration on folds of rows, and experts on top; decided by its seed."""
-    plan = make_plan(table, FOLDS, CALIBRATION, experts=True, seed=winner.seed)
+    plan = make_plan(table, FOLDS, 0.0, experts=True, seed=winner.seed)
     training_config = winner.training_config
     if effort.share < 1:
         epochs = training_config.n_epochs(*table.values.shape)
@@ -209,6 +209,7 @@ def add_experts(
         ensemble = two_stages(data.table, winner, data.device, run, effort=effort)
     took = time.monotonic() - started
     if ensemble is None or budget.left > AGAIN * took:
+        started = time.monotonic()
         held = data.holdout.all
         shown = data.table.hide(held)
         before = two_stages(shown, winner, data.device, run, effort=effort)
@@ -220,8 +221,14 @@ def add_experts(
         if gain < -DOUBT - luck(n_compared):
             return None
         ensemble = ensemble or before
+        took = time.monotonic() - started
     return SecondStage(
-        ensemble=ensemble, reported=reported, gain=gain, refitted=config.refit, effort=effort
+        ensemble=ensemble,
+        reported=reported,
+        gain=gain,
+        refitted=config.refit,
+        effort=effort,
+        seconds=took,
     )
 
 

@@ -180,18 +180,26 @@ class ErrorReport:
     columns: pd.DataFrame
     #: Whose error this is: what is returned may have learned more since.
     of: str = "what is returned"
+    #: How often cells were held out, and what is returned was learned anew without them.
+    n_holdouts: int = 1
 
     def __str__(self) -> str:
         known = np.isfinite(self.standard_error)
         spread = f"± {self.standard_error:.4f}" if known else "± unknown"
+        held_out = f" of {self.n_holdouts} hold-outs" if self.n_holdouts > 1 else ""
         return (
-            f"{self.error:.4f} {spread} ({self.metric}, {self.n_cells} cells; "
+            f"{self.error:.4f} {spread} ({self.metric}, {self.n_cells} cells{held_out}; "
             f"column mean {self.mean_error:.4f})"
         )
 
 
-def error_report(judge: Judge, prediction: CellPrediction, names: Sequence[object]) -> ErrorReport:
-    """Measure a prediction on cells that took part in nothing else.
+def error_report(
+    judge: Judge,
+    prediction: CellPrediction,
+    names: Sequence[object],
+    baseline: CellPrediction | None = None,
+) -> ErrorReport:
+    """Measure a prediction on cells that took part in nothing else, and the `baseline` on the same.
 
     >>> from remasker.table import EncodedTable
     >>> cells = np.array([[True], [True], [False], [False]])
@@ -205,11 +213,11 @@ def error_report(judge: Judge, prediction: CellPrediction, names: Sequence[objec
     (0.0, 1.0)
     """
     losses = judge.losses(prediction)
-    baseline = judge.losses(judge.baseline())
+    of_mean = judge.losses(baseline or judge.baseline())
     columns = pd.DataFrame(
         {
             "error": judge.by_column(losses),
-            "mean_error": judge.by_column(baseline),
+            "mean_error": judge.by_column(of_mean),
             "cells": np.bincount(judge.columns, minlength=judge.n_columns),
             "weight": judge.column_weight,
         },
@@ -219,7 +227,7 @@ def error_report(judge: Judge, prediction: CellPrediction, names: Sequence[objec
         metric=judge.metric,
         error=judge.error(losses),
         standard_error=judge.standard_error(losses),
-        mean_error=judge.error(baseline),
+        mean_error=judge.error(of_mean),
         n_cells=len(judge),
         columns=columns,
     )

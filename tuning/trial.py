@@ -13,7 +13,7 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,12 +49,12 @@ class TrialData:
     #: Seconds of training that a crash may cost.
     checkpoint_seconds: float = 10.0
 
-    def judge(self, cells: np.ndarray) -> Judge:
-        """The error on these cells, for models that saw none of the held-out ones."""
+    def judge(self, cells: np.ndarray, hidden: np.ndarray | None = None) -> Judge:
+        """The error on these cells, for models that saw none of the `hidden` (held-out) ones."""
         return Judge(
             self.table,
             cells,
-            hidden=self.holdout.all,
+            hidden=self.holdout.all if hidden is None else hidden,
             column_weight=self.holdout.column_weight,
             metric=self.metric,
         )
@@ -148,16 +148,21 @@ def milestones(n_epochs: int) -> dict[int, int]:
     return {math.ceil(n_epochs * eighths / 8): eighths for eighths in EIGHTHS}
 
 
-def evaluate(member: Member, data: TrialData) -> TrialResult:
-    """What one model says of the held-out cells, none of which it sees."""
-    ensemble = Ensemble(
-        members=(member,),
+def joined(members: Sequence[Member], data: TrialData, trust: np.ndarray | None = None) -> Ensemble:
+    """Models as one that is not calibrated yet; see `selection.shrinkage` for `trust`."""
+    return Ensemble(
+        members=tuple(members),
         n_categories=data.table.n_categories,
         residuals=normal_residuals(len(data.table.n_categories)),
+        trust=trust,
         device=data.device,
     )
+
+
+def evaluate(member: Member, data: TrialData) -> TrialResult:
+    """What one model says of the held-out cells, none of which it sees."""
     shown = data.table.hide(data.holdout.all)
-    every = predict_cells(ensemble, shown, data.holdout.all)
+    every = predict_cells(joined([member], data), shown, data.holdout.all)
     judged = data.holdout.judge[data.holdout.all]
     return TrialResult(
         member=member,
