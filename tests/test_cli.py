@@ -92,6 +92,53 @@ def test_impute_without_a_model_is_for_one_table(folder: Path, capsys: Any) -> N
     assert not Path("out").exists()
 
 
+def test_draws_are_several_tables_that_differ_in_the_gaps(folder: Path, capsys: Any) -> None:
+    run(capsys, "fit", "people.csv", "-o", "model", "--exclude", "id", *TINY)
+    Path("people.2024.csv").write_text(TABLE)
+    command = ("impute", "people.2024.csv", "-m", "model", "-o", "draws", "--draws", "10")
+    code, out, err = run(capsys, *command)
+    assert (code, out) == (0, "")
+    assert err.startswith("remasker: 10 tables are in draws; analyse each")
+    names = sorted(path.name for path in Path("draws").iterdir())
+    assert names[0] == "people.2024-01.csv"
+    assert names[-1] == "people.2024-10.csv"
+    texts = [(folder / "draws" / name).read_text() for name in names]
+    assert len(set(texts)) > 1
+    before = TABLE.replace("\n", ",").split(",")[:-1]
+    for text in texts:
+        for old, new in zip(before, text.replace("\n", ",").split(",")[:-1], strict=True):
+            assert new == old or old in ("", "?")
+            assert new not in ("", "?")
+    assert run(capsys, *command)[0] == 2  # they are there
+    assert run(capsys, *command, "--force")[0] == 0
+    assert [(folder / "draws" / name).read_text() for name in names] == texts
+    assert run(capsys, *command, "--force", "--seed", "1")[0] == 0
+    assert [(folder / "draws" / name).read_text() for name in names] != texts
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--draws", "0"], "--draws: expected a number of at least 1, got 0"),
+        (["--draws", "2", "--resume"], "--draws: made at once"),
+        (["people.csv", "other.csv", "--draws", "2"], "--draws: expected one table, got 2"),
+        (["--text", "raise"], "--text: the model knows the columns"),
+        (["-", "--draws", "2"], "standard input goes to a file"),
+    ],
+)
+def test_options_that_do_not_go_together(
+    folder: Path, capsys: Any, arguments: list[str], said: str
+) -> None:
+    Path("other.csv").write_text(TABLE)
+    data = (
+        [] if arguments[0].endswith((".csv", "-")) and arguments[0] != "--draws" else ["people.csv"]
+    )
+    code, _, err = run(capsys, "impute", *data, *arguments, "-m", "model", "-o", "out")
+    assert code == 2
+    assert said in err
+    assert err.count("\n") == 1
+
+
 def test_standard_input_and_output(
     folder: Path, capsysbinary: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

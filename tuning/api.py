@@ -15,6 +15,7 @@ import pandas as pd
 import ray
 from optuna.distributions import BaseDistribution, distribution_to_json, json_to_distribution
 
+from remasker.containers import as_frame
 from remasker.delimited import TextTable
 from remasker.errors import make_config
 from remasker.imputer import ReMaskerImputer
@@ -319,7 +320,8 @@ def _write(
             path.write_bytes(file.render(result.imputed, str(target)))
     with export.atomic(folder / export.LEADERBOARD) as path:
         result.leaderboard.to_csv(path, index=False)
-    page = render(export.plain(record), result.leaderboard, frame, result.imputer)
+    completed, _ = as_frame(result.imputed)
+    page = render(export.plain(record), result.leaderboard, frame, completed, result.imputer)
     export.write_text(folder / export.REPORT, page)
     # Last: a record that says "finished" means that everything above is there.
     export.write_json(folder / export.RUN, record)

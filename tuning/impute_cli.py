@@ -60,6 +60,7 @@ def add_impute(commands: Any) -> None:
             "  cat new.csv | remasker impute - -m model -o - | head\n"
             "  remasker impute 'big/*.parquet' -m model -o out/\n"
             "  remasker impute 'big/*.parquet' -m model -o out/ --resume --address auto\n"
+            "  remasker impute people.csv -o draws/ --draws 20    multiple imputation\n"
             "\n"
             "Several tables go to a directory, each under its own name, as many at a time as there "
             "are cores.\nA file appears there whole or not at all.\n"
@@ -93,6 +94,16 @@ def add_impute(commands: Any) -> None:
         help="leave out tables whose output is there: go on with a job that was stopped",
     )
     parser.add_argument(
+        "--draws",
+        metavar="N",
+        type=int,
+        help="write N completed tables to the directory OUT, drawn from what the gaps may have "
+        "held: analyse all of them and combine the answers with `remasker.pool`",
+    )
+    parser.add_argument(
+        "--seed", metavar="N", type=int, default=0, help="of draws and of learning (default: 0)"
+    )
+    parser.add_argument(
         "--workers", metavar="N", type=int, help="processes on this machine (default: its cores)"
     )
     parser.add_argument(
@@ -109,14 +120,14 @@ def impute(args: argparse.Namespace) -> None:
     """Fill the gaps of one table or of many."""
     if args.workers is not None and args.workers < 1:
         raise InvalidConfigError(f"--workers: expected a number of at least 1, got {args.workers}")
+    if args.draws is not None:
+        return draw(args)
     tasks, folder = plan(args.data, args.output)
     if args.address is not None and "-" in (tasks[0].source, tasks[0].target):
         raise InvalidConfigError("-: a cluster reads and writes files; leave --address out")
     if args.model is None:
         return fill_alone(args, tasks, folder)
-    for option in ("kinds", "exclude", "bounds"):
-        if getattr(args, option):
-            raise InvalidConfigError(f"--{option}: the model knows the columns; leave it out")
+    _refuse_column_options(args)
     there = refuse_targets(tasks, folder, force=args.force, resume=args.resume)
     imputer = load_model(args.model, markers(args))
     if there:
@@ -146,7 +157,6 @@ def fill_alone(args: argparse.Namespace, tasks: Sequence[Task], folder: Path | N
             "--model: several tables, a directory, --workers and --address need the model they "
             "have in common; learn it with `remasker fit` or `remasker tune`"
         )
-    from remasker import ReMaskerImputer
     from remasker.files import write_table
     from remasker.stream import fill
 
@@ -154,18 +164,77 @@ def fill_alone(args: argparse.Namespace, tasks: Sequence[Task], folder: Path | N
     if refuse_targets(tasks, folder, force=args.force, resume=args.resume):
         say(f"{task.target} is there already")
         return
-    table = open_table(task.source, reading_options(args))
-    imputer = ReMaskerImputer(
-        **column_options(args),
-        missing_values=markers(args, table),
-        n_jobs=-1,
-        random_state=0,
-        verbose=sys.stderr.isatty(),
-    ).fit(table.frame)
+    table, imputer = learn(args, task.source)
     completed, filled = fill(imputer, table.frame)
     write_table(table, completed, task.target)
     say(f"{filled}; `remasker fit` keeps such a model, `remasker tune` looks for a better one")
     say_how_good(imputer)
+
+
+def learn(args: argparse.Namespace, source: str) -> tuple[Any, ReMaskerImputer]:
+    """A table, and the default model of it."""
+    from remasker import ReMaskerImputer
+
+    table = open_table(source, reading_options(args))
+    imputer = ReMaskerImputer(
+        **column_options(args),
+        missing_values=markers(args, table),
+        n_jobs=-1,
+        random_state=args.seed,
+        verbose=sys.stderr.isatty(),
+    )
+    return table, imputer.fit(table.frame)
+
+
+def draw(args: argparse.Namespace) -> None:
+    """Write several completed tables of one table with gaps."""
+    from remasker.files import read_table, write_table
+
+    if args.draws < 1:
+        raise InvalidConfigError(f"--draws: expected a number of at least 1, got {args.draws}")
+    if args.resume or args.address is not None or args.workers is not None:
+        raise InvalidConfigError("--draws: made at once; leave --resume, --workers, --address out")
+    tasks, folder = plan(args.data, args.output.rstrip("/") + "/")
+    if len(tasks) > 1 or folder is None:
+        raise InvalidConfigError(f"--draws: expected one table, got {len(tasks)}")
+    source = tasks[0].source
+    name = Path(source.removesuffix(".gz"))
+    ending = name.suffix + source[len(str(name)) :]
+    width = len(str(args.draws))
+    targets = [folder / f"{name.stem}-{k:0{width}}{ending}" for k in range(1, args.draws + 1)]
+    refuse_targets(
+        [replace(tasks[0], target=str(target)) for target in targets],
+        folder,
+        force=args.force,
+        resume=False,
+    )
+    if args.model is None:
+        table, imputer = learn(args, source)
+    else:
+        _refuse_column_options(args)
+        imputer = load_model(args.model, markers(args))
+        table = read_table(
+            source,
+            reading_options(args),
+            columns=imputer.encoder_.columns,
+            remembered=imputer.provenance_.get("file"),
+        )
+    folder.mkdir(exist_ok=True)
+    drawn = imputer.draw(table.frame, args.draws, random_state=args.seed)
+    for target, completed in zip(targets, drawn, strict=True):
+        write_table(table, completed, str(target))
+    say(
+        f"{args.draws} tables are in {folder}; analyse each, and combine the answers with "
+        "remasker.pool"
+    )
+
+
+def _refuse_column_options(args: argparse.Namespace) -> None:
+    for option in ("kinds", "exclude", "bounds"):
+        if getattr(args, option):
+            raise InvalidConfigError(f"--{option}: the model knows the columns; leave it out")
+    if args.text != "ignore":
+        raise InvalidConfigError("--text: the model knows the columns; leave it out")
 
 
 def load_model(path: str, more_markers: Sequence[Any] = ()) -> ReMaskerImputer:

@@ -12,6 +12,7 @@ import pandas as pd
 
 from remasker.experts import MODEL
 from remasker.imputer import ReMaskerImputer
+from remasker.table import TableEncoder
 
 #: Who speaks in a stack, as the page calls and paints them; what is missing to 1 is the mean's.
 VOICES = {
@@ -60,10 +61,13 @@ def render(
     record: Mapping[str, Any],
     leaderboard: pd.DataFrame,
     frame: pd.DataFrame,
+    completed: pd.DataFrame,
     imputer: ReMaskerImputer,
 ) -> str:
-    """The page of a finished run."""
-    sample = frame.iloc[np.linspace(0, len(frame) - 1, min(len(frame), MAX_ROWS)).astype(int)]
+    """The page of a finished run: of the table with gaps and of the completed one."""
+    rows = np.linspace(0, len(frame) - 1, min(len(frame), MAX_ROWS)).astype(int)
+    sample = frame.iloc[rows]
+    distributions = draw_distributions(sample, completed.iloc[rows], imputer.encoder_)
     error = record["error"]
     parts = [
         f"<h1>{_text(record['name'])}</h1><p>{_subtitle(record)}</p>",
@@ -86,7 +90,7 @@ def render(
             "What the gaps were filled with (line) and what is there (bars), as shares. They need "
             "not agree: values are often missing for a reason, and a best guess varies less than "
             "the truth.",
-            '<div class="row">' + "".join(draw_distributions(sample, imputer)) + "</div>",
+            '<div class="row">' + "".join(distributions) + "</div>",
         ),
         _section(
             "How sure",
@@ -123,10 +127,12 @@ def _figures(record: Mapping[str, Any], leaderboard: pd.DataFrame) -> str:
     error = record["error"]
     counts = leaderboard["state"].value_counts()
     members = len(record["members"])
+    again = f" of {error['n_holdouts']} hold-outs" if error["n_holdouts"] > 1 else ""
     figures = [
         (
             _number(error["error"]),
-            f"error, ± {_number(error['standard_error'])}, of {_text(error['of'])}",
+            f"error, ± {_number(error['standard_error'])}, of {_text(error['of'])}; on "
+            f"{error['n_cells']:,} cells{again}",
         ),
         (_number(error["mean_error"]), "error of the column mean"),
         (str(len(leaderboard)), f"trials, {counts.get('pruned', 0)} stopped early"),
@@ -325,15 +331,17 @@ def draw_voices(columns: Sequence[tuple[str, Mapping[str, float]]]) -> str:
     return _svg(900, 12 + 22 * len(shown), parts, "weights of the experts per column")
 
 
-def draw_distributions(frame: pd.DataFrame, imputer: ReMaskerImputer) -> list[str]:
+def draw_distributions(
+    frame: pd.DataFrame, completed: pd.DataFrame, encoder: TableEncoder
+) -> list[str]:
     """Small pictures of the columns with most gaps: shares of observed and of imputed values."""
-    encoder = imputer.encoder_
     names = [column.name for column in encoder.columns]
-    named = frame.set_axis(names, axis=1) if list(frame.columns) != names else frame
+    named, full = (table.set_axis(names, axis=1) for table in (frame, completed))
     encoded = encoder.encode(named)
-    filled = imputer.ensemble_.impute(encoded)
     gaps = encoder.gaps(named)
-    units, truth = encoder.in_units(filled), encoder.in_units(encoded.values)
+    truth, units = (
+        encoder.in_units(values) for values in (encoded.values, encoder.encode(full).values)
+    )
     pictures = []
     for j in np.argsort(-gaps.sum(axis=0))[:MAX_DISTRIBUTIONS]:
         column = encoder.modelled[j]
@@ -377,7 +385,7 @@ def draw_intervals(frame: pd.DataFrame, imputer: ReMaskerImputer) -> str:
     """Some imputed numbers of the gappiest numeric column, sorted, with 90 % intervals."""
     encoder = imputer.encoder_
     names = [column.name for column in encoder.columns]
-    named = frame.set_axis(names, axis=1) if list(frame.columns) != names else frame
+    named = frame.set_axis(names, axis=1)
     gaps = encoder.gaps(named)
     numeric = [j for j, c in enumerate(encoder.modelled) if c.kind in ("number", "integer")]
     numeric = [j for j in numeric if gaps[:, j].any()]
