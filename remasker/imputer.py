@@ -233,7 +233,13 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
     # ------------------------------------------------------------------ fitting
 
     def fit(self, X: Any, y: object = None) -> Self:
-        """Learn from the observed cells of `X`; `y` is ignored."""
+        """Learn from the observed cells of `X`; `y` is ignored.
+
+        >>> table = pd.DataFrame({"a": [1.5, 2.5, None, 4.5], "b": [2.0, 3.0, 4.0, 5.5]})
+        >>> imputer = ReMaskerImputer(epochs=5, width=8, random_state=0, experts=None).fit(table)
+        >>> imputer.feature_names_in_.tolist()
+        ['a', 'b']
+        """
         model_config, training_config = self._configs()
         frame, container = as_frame(X)
         encoder = TableEncoder(
@@ -333,7 +339,15 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
     # ------------------------------------------------------------------ imputing
 
     def transform(self, X: Any) -> Any:
-        """Complete `X`, which may hold rows never seen in `fit`; observed cells are untouched."""
+        """Complete `X`, which may hold rows never seen in `fit`; observed cells are untouched.
+
+        >>> table = pd.DataFrame({"a": [1.5, 2.5, None, 4.5], "b": [2.0, 3.0, 4.0, 5.5]})
+        >>> imputer = ReMaskerImputer(epochs=5, width=8, random_state=0, experts=None).fit(table)
+        >>> new = pd.DataFrame({"a": [3.25, None], "b": [None, 2.5]}, index=["x", "y"])
+        >>> full = imputer.transform(new)
+        >>> full.loc["x", "a"], full.loc["y", "b"], int(full.isna().sum().sum())
+        (np.float64(3.25), np.float64(2.5), 0)
+        """
         frame, restore = self._read(X)
         with one_thread():
             filled = self.ensemble_.impute(self.encoder_.encode(frame)) if self._any_model else None
@@ -460,7 +474,13 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
         return completed
 
     def get_feature_names_out(self, input_features: object = None) -> np.ndarray:
-        """Names of the columns that `transform` returns."""
+        """Names of the columns that `transform` returns.
+
+        >>> table = pd.DataFrame({"a": [1.5, 2.5, None, 4.5], "b": [2.0, 3.0, 4.0, 5.5]})
+        >>> imputer = ReMaskerImputer(epochs=5, width=8, experts=None, add_indicator=True)
+        >>> imputer.fit(table).get_feature_names_out().tolist()
+        ['a', 'b', 'missingindicator_a']
+        """
         check_is_fitted(self)
         names = list(_check_feature_names_in(self, input_features))
         columns = self.encoder_.columns
@@ -519,6 +539,10 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
         """Read a model that `save`, `remasker fit` or `remasker tune` wrote.
 
         Needs neither ray nor optuna, and executes nothing that the file contains.
+
+        >>> ReMaskerImputer.load("no/such/model")
+        Traceback (most recent call last):
+        remasker.errors.ArtifactError: no/such/model is not a saved model: it has no model.json; ...
         """
         encoder, ensemble, manifest = load_artifact(path, device=resolve_device(device))
         unknown = set(manifest["settings"]) - set(cls._get_param_names())

@@ -1,9 +1,13 @@
 """Dependencies point down: who may import whom, held by parsing the imports."""
 
 import ast
+import inspect
 from pathlib import Path
 
 import pytest
+
+import remasker
+import tuning
 
 ROOT = Path(__file__).parent.parent
 
@@ -29,7 +33,8 @@ ALLOWED = {
     "training": {"errors", "masking", "memory", "model", "optimizer", "table"},
     "progress": {"training"},
     "gaussian_process": set(),
-    "expert_models": {"errors", "gaussian_process"},
+    "trees": {"gaussian_process", "lanes"},
+    "expert_models": {"errors", "gaussian_process", "trees"},
     "stacking": set(),
     "experts": {"errors", "expert_models", "gaussian_process", "stacking", "table"},
     "expert_fitting": {"expert_models", "experts", "gaussian_process", "stacking", "table"},
@@ -77,3 +82,21 @@ def test_the_imputer_depends_downwards_only(path):
 @pytest.mark.parametrize("path", modules("tuning"), ids=lambda path: path.stem)
 def test_nothing_imports_the_benchmarks(path):
     assert not any(name.startswith("benchmarks") for name in imports(path))
+
+
+def test_what_is_public_has_an_example_that_runs():
+    without = []
+    for name, thing in [(n, getattr(p, n)) for p in (remasker, tuning) for n in p.__all__]:
+        if isinstance(thing, type) and issubclass(thing, Exception):
+            continue
+        examples = {name: thing.__doc__ or ""}
+        if isinstance(thing, type):
+            for key, member in vars(thing).items():
+                function = getattr(member, "__func__", member)
+                if inspect.isfunction(function) and not key.startswith("_"):
+                    examples[f"{name}.{key}"] = function.__doc__ or ""
+            if len(examples) > 1:
+                del examples[name]
+        without += [key for key, text in examples.items() if ">>>" not in text]
+    # A search needs Ray: its export is in tests/test_tuning_search.py.
+    assert without == ["TuneResult.export"]
