@@ -94,8 +94,15 @@ WIDE = (
     *("openintro/world_pop", "HistData/Quarrels", "asaur/hepatoCellular"),
     *("AER/Fatalities", "openintro/loans_full_schema", "wooldridge/driving"),
 )
+#: And 3,000 to 50,000 rows of 5 to 25 columns of numbers, the first of 94 such tables (without
+#: DAAG/spam7, which is a part of `spam`).
+BIG = (
+    *("HLMdiag/wages", "wooldridge/catholic", "causaldata/abortion", "DAAG/cps1"),
+    *("openintro/yrbss", "Ecdat/Computers", "wooldridge/twoyear", "Ecdat/VietNamI"),
+    *("sandwich/InstInnovation", "Ecdat/MedExp", "wooldridge/gpa2", "COUNT/rwm5yr"),
+)
 GROUPS = {"small": SMALL, "large": LARGE, "outside": (*OUTSIDE, "repeated")}
-GROUPS |= {"drawn": DRAWN, "unseen": UNSEEN, "tiny": TINY, "mixed": MIXED, "wide": WIDE}
+GROUPS |= {"drawn": DRAWN, "unseen": UNSEEN, "tiny": TINY, "mixed": MIXED, "wide": WIDE, "big": BIG}
 SHARED = Path(__file__).parents[2] / "shared" / "bench"
 RESULTS = Path(__file__).parent / "accuracy.csv"
 KEYS = ("dataset", "mechanism", "ratio", "seed", "kinds", "method")

@@ -60,7 +60,9 @@ def ceiling(values: np.ndarray, hidden: np.ndarray, seed: int = 0) -> np.ndarray
             for name in config.experts:
                 fit, _, view = EXPERTS[name]
                 seen = input_view(inputs, knots, view)
-                said.append(fit(seen, targets, folds, random_state, config, None)[1])
+                fitted = fit(seen, targets, folds, random_state, config, None)
+                if fitted is not None:
+                    said.append(fitted[1])
             unseen = cross_fit(np.stack(said), targets, folds, config.shrinkage)
             result[rows, j] = unseen[rows, 0]
     return result * spread + mean

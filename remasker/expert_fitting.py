@@ -255,9 +255,9 @@ def _fit_column(
     for name in config.experts:
         fit, _, view = EXPERTS[name]
         seen = input_view(inputs, knots, view)
-        models[name], unseen[name] = fit(
-            seen, targets, folds, random_state, config, before.get(name)
-        )
+        fitted = fit(seen, targets, folds, random_state, config, before.get(name))
+        if fitted is not None:
+            models[name], unseen[name] = fitted
     if own is not None:
         unseen[MODEL] = own
     mean = targets.mean(axis=0)

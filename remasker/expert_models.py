@@ -1,11 +1,12 @@
 """The experts themselves: small regressors that are plain arrays once they are fitted.
 
 Each is a pair of functions. ``fit(inputs, targets, folds, random_state, config, before)`` returns
-arrays and the prediction of every row by a model that has not seen it; `before` are the arrays of
-the same expert in the round before, from which it may go on; ``predict(arrays, inputs)`` needs
-the arrays only, so an expert lives in a safetensors file and needs no pickle. Targets are n × m:
-one column for a number, one per level for a category, whose predictions are then probabilities.
-An expert sees the inputs as they are, their normal scores (which tame long tails), or both.
+arrays and the prediction of every row by a model that has not seen it, or None where the rows are
+not for this expert; `before` are the arrays of the same expert in the round before, from which it
+may go on; ``predict(arrays, inputs)`` needs the arrays only, so an expert lives in a safetensors
+file and needs no pickle. Targets are n × m: one column for a number, one per level for a category,
+whose predictions are then probabilities. An expert sees the inputs as they are, their normal scores
+(which tame long tails), or both.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from functools import partial
 
 import numpy as np
 from scipy.special import ndtri
-from sklearn.ensemble import ExtraTreesRegressor
 
 from remasker.errors import InvalidConfigError, check_integer, check_number, nearest
 from remasker.gaussian_process import (
@@ -29,10 +29,11 @@ from remasker.gaussian_process import (
     predict_process,
     squared_distances,
 )
+from remasker.trees import fit_boosted, fit_randomised, predict_trees
 
 NEIGHBOURS = (1, 2, 3, 5, 8, 12, 20)
-#: Trees of more rows than this have leaves of so many more.
-LEAF_ROWS = 5000
+#: Boosting takes a model for each level.
+MAX_BOOSTED_LEVELS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,7 @@ class ExpertsConfig:
     >>> ExpertsConfig(experts=("rigde",))
     Traceback (most recent call last):
     remasker.errors.InvalidConfigError: experts: expected some of 'ridge', 'trees', 'neighbours', \
-'smooth', 'warped', 'rough', 'rough_warped', got 'rigde'; did you mean 'ridge'?
+'smooth', 'warped', 'rough', 'rough_warped', 'boosted', got 'rigde'; did you mean 'ridge'?
     """
 
     experts: tuple[str, ...] = (
@@ -53,6 +54,7 @@ class ExpertsConfig:
         "warped",
         "rough",
         "rough_warped",
+        "boosted",
     )
     rounds: int = 3
     n_folds: int = 5
@@ -64,6 +66,8 @@ class ExpertsConfig:
     max_rows: int = 20_000
     max_near_rows: int = 5000
     max_smooth_rows: int = 1200
+    #: Columns of fewer observed cells do without boosted trees.
+    min_boosted_rows: int = 3000
     #: Pseudo-observations that pull the weights of the stack towards the column's mean.
     shrinkage: float = 5.0
 
@@ -81,6 +85,7 @@ class ExpertsConfig:
         check_integer("max_rows", self.max_rows, 10)
         check_integer("max_near_rows", self.max_near_rows, 10)
         check_integer("max_smooth_rows", self.max_smooth_rows, 10)
+        check_integer("min_boosted_rows", self.min_boosted_rows, 10)
         check_number("shrinkage", self.shrinkage, 0.0, 1e6)
 
 
@@ -139,81 +144,23 @@ def fit_trees(
     config: ExpertsConfig,
     before: Arrays | None = None,
 ) -> tuple[Arrays, np.ndarray]:
-    """Extremely randomised trees, a forest per fold; together they are the forest that is kept."""
-    names = np.unique(folds)
-    # scikit-learn wants a single target flat.
-    goals = targets[:, 0] if targets.shape[1] == 1 else targets
-    per_fold = max(1, config.n_trees // len(names))
-    # Forests of many rows are no larger than those of some: their leaves hold more.
-    min_leaf = max(config.min_leaf, round(len(inputs) / LEAF_ROWS))
-    unseen = np.empty_like(targets)
-    kept = []
-    for fold in names:
-        forest = ExtraTreesRegressor(
-            n_estimators=per_fold,
-            min_samples_leaf=min_leaf,
-            random_state=int(random_state.integers(2**31 - 1)),
-        ).fit(inputs[folds != fold], goals[folds != fold])
-        arrays = _flatten([tree.tree_ for tree in forest.estimators_])
-        unseen[folds == fold] = predict_trees(arrays, inputs[folds == fold])
-        kept.append(arrays)
-    return _join(kept), unseen
+    """Extremely randomised trees."""
+    n_trees, min_leaf = config.n_trees, config.min_leaf
+    return fit_randomised(inputs, targets, folds, random_state, n_trees, min_leaf)
 
 
-def _flatten(trees: list) -> Arrays:
-    """scikit-learn's trees as arrays: `feature` < 0 is a leaf; a left child follows its parent."""
-    parts: dict[str, list[np.ndarray]] = {k: [] for k in ("feature", "threshold", "right", "value")}
-    start, leaves = 0, 0
-    roots = []
-    for tree in trees:
-        leaf = tree.children_left < 0
-        # `right` of a leaf is the row of `value` that it answers with.
-        right = np.where(leaf, leaves + np.cumsum(leaf) - 1, tree.children_right + start)
-        parts["feature"].append(np.where(leaf, -1, tree.feature).astype(np.int16))
-        parts["threshold"].append(np.where(leaf, 0, tree.threshold).astype(np.float32))
-        parts["right"].append(right.astype(np.int32))
-        parts["value"].append(tree.value[leaf, :, 0].astype(np.float32))
-        roots.append(start)
-        start, leaves = start + len(leaf), leaves + int(leaf.sum())
-    arrays = {name: np.concatenate(part) for name, part in parts.items()}
-    return {**arrays, "roots": np.array(roots, dtype=np.int32)}
-
-
-def _join(forests: list[Arrays]) -> Arrays:
-    nodes, leaves = 0, 0
-    joined = []
-    for forest in forests:
-        leaf = forest["feature"] < 0
-        right = forest["right"] + np.where(leaf, leaves, nodes).astype(np.int32)
-        joined.append({**forest, "right": right, "roots": forest["roots"] + np.int32(nodes)})
-        nodes, leaves = nodes + len(leaf), leaves + int(leaf.sum())
-    return {name: np.concatenate([part[name] for part in joined]) for name in forests[0]}
-
-
-def predict_trees(arrays: Arrays, inputs: np.ndarray) -> np.ndarray:
-    """Walk all rows down all trees at once, a level at a time."""
-    feature, threshold = arrays["feature"], arrays["threshold"]
-    right, value = arrays["right"], arrays["value"]
-    roots = arrays["roots"]
-    result = np.empty((len(inputs), value.shape[1]))
-    rows_at_once = max(1, 400_000 // len(roots))
-    for start in range(0, len(inputs), rows_at_once):
-        part = np.ascontiguousarray(inputs[start : start + rows_at_once], dtype=np.float32)
-        width = part.shape[1]
-        flat = part.ravel()
-        node = np.tile(roots, len(part))
-        offset = np.repeat(np.arange(len(part)) * width, len(roots))
-        going = np.arange(len(node))
-        while len(going):
-            here = node[going]
-            split = feature[here]
-            inner = split >= 0
-            going, here, split = going[inner], here[inner], split[inner]
-            low = flat[offset[going] + split] <= threshold[here]
-            node[going] = np.where(low, here + 1, right[here])
-        leaf = right[node].reshape(len(part), len(roots))
-        result[start : start + rows_at_once] = value[leaf].mean(axis=1)
-    return result
+def fit_boosted_trees(
+    inputs: np.ndarray,
+    targets: np.ndarray,
+    folds: np.ndarray,
+    random_state: np.random.Generator,
+    config: ExpertsConfig,
+    before: Arrays | None = None,
+) -> tuple[Arrays, np.ndarray] | None:
+    """Boosted trees, where rows are many enough for them and levels few enough."""
+    if len(inputs) < config.min_boosted_rows or targets.shape[1] > MAX_BOOSTED_LEVELS:
+        return None
+    return fit_boosted(inputs, targets, folds)
 
 
 # ---------------------------------------------------------------------- nearest rows
@@ -313,7 +260,7 @@ def fit_gaussian(
 
 Fit = Callable[
     [np.ndarray, np.ndarray, np.ndarray, np.random.Generator, ExpertsConfig, Arrays | None],
-    tuple[Arrays, np.ndarray],
+    tuple[Arrays, np.ndarray] | None,
 ]
 Predict = Callable[[Arrays, np.ndarray], np.ndarray]
 
@@ -326,6 +273,7 @@ EXPERTS: dict[str, tuple[Fit, Predict, str]] = {
     "warped": (partial(fit_gaussian, SMOOTH), partial(predict_process, SMOOTH), "scores"),
     "rough": (partial(fit_gaussian, ROUGH), partial(predict_process, ROUGH), "raw"),
     "rough_warped": (partial(fit_gaussian, ROUGH), partial(predict_process, ROUGH), "scores"),
+    "boosted": (fit_boosted_trees, predict_trees, "raw"),
 }
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 from scipy.optimize import check_grad
-from sklearn.ensemble import ExtraTreesRegressor
+from sklearn.ensemble import ExtraTreesRegressor, HistGradientBoostingRegressor
 
-from remasker import expert_models, gaussian_process
+from remasker import expert_models, gaussian_process, trees
 from remasker.errors import ArtifactError, InvalidConfigError
 from remasker.expert_fitting import MIN_OBSERVED, fit_experts
 from remasker.expert_models import EXPERTS, ExpertsConfig
@@ -240,7 +240,7 @@ def test_forests_of_many_rows_are_no_larger(monkeypatch):
     sizes = []
     for rows in (slice(250), slice(1000)):
         random_state, config = np.random.default_rng(0), ExpertsConfig(n_trees=4)
-        monkeypatch.setattr("remasker.expert_models.LEAF_ROWS", 250)
+        monkeypatch.setattr("remasker.trees.LEAF_ROWS", 250)
         given = inputs[rows], inputs[rows, :1], folds[rows]
         arrays, unseen = EXPERTS["trees"][0](*given, random_state, config, None)
         sizes.append(len(arrays["feature"]))
@@ -287,7 +287,7 @@ def regression(n: int = 120, m: int = 2) -> tuple[np.ndarray, np.ndarray, np.nda
 def test_unseen_predictions_do_not_know_their_targets(name):
     inputs, targets, folds = regression()
     fit, predict, _ = EXPERTS[name]
-    config = ExpertsConfig(n_trees=20)
+    config = ExpertsConfig(n_trees=20, min_boosted_rows=10)
     arrays, unseen = fit(inputs, targets, folds, np.random.default_rng(0), config)
     assert predict(arrays, inputs).shape == unseen.shape == targets.shape
     noise = np.random.default_rng(1).normal(size=targets.shape)
@@ -299,14 +299,45 @@ def test_trees_agree_with_scikit_learn():
     inputs, targets, _ = regression()
     inputs = inputs.astype(np.float32)
     forest = ExtraTreesRegressor(10, random_state=0).fit(inputs, targets)
-    arrays = expert_models._flatten([tree.tree_ for tree in forest.estimators_])
-    assert np.allclose(
-        expert_models.predict_trees(arrays, inputs), forest.predict(inputs), atol=1e-5
-    )
-    twice = expert_models._join([arrays, arrays])
-    assert np.allclose(
-        expert_models.predict_trees(twice, inputs), forest.predict(inputs), atol=1e-5
-    )
+    arrays = trees._join([trees._of_forest(tree.tree_) for tree in forest.estimators_])
+    assert np.allclose(trees.predict_trees(arrays, inputs), forest.predict(inputs), atol=1e-5)
+    twice = trees._join([arrays, arrays])
+    assert np.allclose(trees.predict_trees(twice, inputs), forest.predict(inputs), atol=1e-5)
+
+
+def test_boosted_trees_agree_with_scikit_learn():
+    inputs, targets, folds = regression(400)
+    arrays, unseen = trees.fit_boosted(inputs, targets, folds)
+    wanted, honest = np.zeros_like(targets), np.empty_like(targets)
+    for fold in range(5):
+        for c in (0, 1):
+            model = HistGradientBoostingRegressor(
+                max_iter=200, learning_rate=0.1, l2_regularization=1.0, early_stopping=False
+            ).fit(inputs[folds != fold], targets[folds != fold, c])
+            honest[folds == fold, c] = model.predict(inputs[folds == fold])
+            wanted[:, c] += model.predict(inputs) / 5
+    assert np.allclose(trees.predict_trees(arrays, inputs), wanted, atol=1e-5)
+    assert np.allclose(unseen, honest, atol=1e-5)
+
+
+def test_boosting_is_for_many_rows_of_few_levels():
+    table, _ = mixed_table(400)
+
+    def voices(**settings):
+        config = ExpertsConfig(experts=("ridge", "boosted"), rounds=1, shrinkage=0.0, **settings)
+        experts = fit_experts(table, None, config=config)
+        tensors, manifest = experts.to_tensors()
+        back = Experts.from_tensors(load(save(tensors)), json.loads(json.dumps(manifest)))
+        assert np.array_equal(back.complete(table, None), experts.complete(table, None))
+        return {name for record in experts.weights_table() for name in record["weights"]}
+
+    assert voices() == {"ridge"}
+    assert voices(min_boosted_rows=100) == {"ridge", "boosted"}
+    inputs, targets, folds = regression(400, 1)
+    many = np.tile(targets, 9)
+    config = ExpertsConfig(min_boosted_rows=100)
+    fit = EXPERTS["boosted"][0]
+    assert fit(inputs, many, folds, np.random.default_rng(0), config, None) is None
 
 
 @pytest.mark.parametrize("kernel", [gaussian_process.SMOOTH, gaussian_process.ROUGH])

@@ -18,7 +18,7 @@ from remasker.table import TableEncoder
 VOICES = {
     "ReMasker": ((MODEL,), "model"),
     "Gaussian processes": (("smooth", "warped", "rough", "rough_warped"), "smooth"),
-    "trees": (("trees",), "trees"),
+    "trees": (("trees", "boosted"), "trees"),
     "nearest rows": (("neighbours",), "near"),
     "linear": (("ridge",), "ridge"),
 }
