@@ -38,7 +38,7 @@ def ceiling(values: np.ndarray, hidden: np.ndarray, seed: int = 0) -> np.ndarray
     >>> bool(np.sqrt((error**2).mean()) < 0.25), bool(np.abs(error).min() > 0)
     (True, True)
     """
-    from remasker.expert_models import EXPERTS, ExpertsConfig, input_knots, input_view
+    from remasker.expert_models import EXPERTS, ExpertsConfig, Sample, input_knots, input_view
     from remasker.stacking import cross_fit
 
     config = ExpertsConfig()
@@ -60,7 +60,7 @@ def ceiling(values: np.ndarray, hidden: np.ndarray, seed: int = 0) -> np.ndarray
             for name in config.experts:
                 fit, _, view = EXPERTS[name]
                 seen = input_view(inputs, knots, view)
-                fitted = fit(seen, targets, folds, random_state, config, None)
+                fitted = fit(Sample(seen, targets, folds, random_state, config))
                 if fitted is not None:
                     said.append(fitted[1])
             unseen = cross_fit(np.stack(said), targets, folds, config.shrinkage)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from remasker.expert_models import EXPERTS, ExpertsConfig, input_knots, input_view
+from remasker.expert_models import EXPERTS, ExpertsConfig, Sample, input_knots, input_view
 from remasker.experts import (
     MODEL,
     ColumnStack,
@@ -255,7 +255,7 @@ def _fit_column(
     for name in config.experts:
         fit, _, view = EXPERTS[name]
         seen = input_view(inputs, knots, view)
-        fitted = fit(seen, targets, folds, random_state, config, before.get(name))
+        fitted = fit(Sample(seen, targets, folds, random_state, config, before.get(name)))
         if fitted is not None:
             models[name], unseen[name] = fitted
     if own is not None:

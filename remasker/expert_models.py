@@ -1,12 +1,11 @@
 """The experts themselves: small regressors that are plain arrays once they are fitted.
 
-Each is a pair of functions. ``fit(inputs, targets, folds, random_state, config, before)`` returns
-arrays and the prediction of every row by a model that has not seen it, or None where the rows are
-not for this expert; `before` are the arrays of the same expert in the round before, from which it
-may go on; ``predict(arrays, inputs)`` needs the arrays only, so an expert lives in a safetensors
-file and needs no pickle. Targets are n × m: one column for a number, one per level for a category,
-whose predictions are then probabilities. An expert sees the inputs as they are, their normal scores
-(which tame long tails), or both.
+Each is a pair of functions. ``fit(sample)`` returns arrays and the prediction of every row by a
+model that has not seen it, or None where the rows are not for this expert; ``predict(arrays,
+inputs)`` needs the arrays only, so an expert lives in a safetensors file and needs no pickle.
+Targets are n × m: one column for a number, one per level for a category, whose predictions are then
+probabilities. An expert sees the inputs as they are, their normal scores (which tame long tails),
+or both.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import ndtri
@@ -89,18 +89,24 @@ class ExpertsConfig:
         check_number("shrinkage", self.shrinkage, 0.0, 1e6)
 
 
+class Sample(NamedTuple):
+    """What an expert learns from: n rows with m targets, each row in a fold."""
+
+    inputs: np.ndarray
+    targets: np.ndarray
+    folds: np.ndarray
+    random_state: np.random.Generator
+    config: ExpertsConfig
+    #: What the same expert had learned in the round before, from which it may go on.
+    before: Arrays | None = None
+
+
 # ---------------------------------------------------------------------- ridge
 
 
-def fit_ridge(
-    inputs: np.ndarray,
-    targets: np.ndarray,
-    folds: np.ndarray,
-    random_state: np.random.Generator,
-    config: ExpertsConfig,
-    before: Arrays | None = None,
-) -> tuple[Arrays, np.ndarray]:
+def fit_ridge(sample: Sample) -> tuple[Arrays, np.ndarray]:
     """A linear model; its penalty is the one whose leave-one-out error is smallest."""
+    inputs, targets, folds = sample.inputs, sample.targets, sample.folds
     n = len(inputs)
     center, mean = inputs.mean(axis=0), targets.mean(axis=0)
     left, singular, _ = np.linalg.svd(inputs - center, full_matrices=False)
@@ -136,54 +142,42 @@ def predict_ridge(arrays: Arrays, inputs: np.ndarray) -> np.ndarray:
 # ---------------------------------------------------------------------- trees
 
 
-def fit_trees(
-    inputs: np.ndarray,
-    targets: np.ndarray,
-    folds: np.ndarray,
-    random_state: np.random.Generator,
-    config: ExpertsConfig,
-    before: Arrays | None = None,
-) -> tuple[Arrays, np.ndarray]:
+def fit_trees(sample: Sample) -> tuple[Arrays, np.ndarray]:
     """Extremely randomised trees."""
-    n_trees, min_leaf = config.n_trees, config.min_leaf
-    return fit_randomised(inputs, targets, folds, random_state, n_trees, min_leaf)
+    return fit_randomised(
+        sample.inputs,
+        sample.targets,
+        sample.folds,
+        sample.random_state,
+        n_trees=sample.config.n_trees,
+        min_leaf=sample.config.min_leaf,
+    )
 
 
-def fit_boosted_trees(
-    inputs: np.ndarray,
-    targets: np.ndarray,
-    folds: np.ndarray,
-    random_state: np.random.Generator,
-    config: ExpertsConfig,
-    before: Arrays | None = None,
-) -> tuple[Arrays, np.ndarray] | None:
+def fit_boosted_trees(sample: Sample) -> tuple[Arrays, np.ndarray] | None:
     """Boosted trees, where rows are many enough for them and levels few enough."""
-    if len(inputs) < config.min_boosted_rows or targets.shape[1] > MAX_BOOSTED_LEVELS:
+    n_rows, n_targets = sample.targets.shape
+    if n_rows < sample.config.min_boosted_rows or n_targets > MAX_BOOSTED_LEVELS:
         return None
-    return fit_boosted(inputs, targets, folds)
+    return fit_boosted(sample.inputs, sample.targets, sample.folds)
 
 
 # ---------------------------------------------------------------------- nearest rows
 
 
-def fit_neighbours(
-    inputs: np.ndarray,
-    targets: np.ndarray,
-    folds: np.ndarray,
-    random_state: np.random.Generator,
-    config: ExpertsConfig,
-    before: Arrays | None = None,
-) -> tuple[Arrays, np.ndarray]:
+def fit_neighbours(sample: Sample) -> tuple[Arrays, np.ndarray]:
     """Nearest rows, near ones counting more; how many, and in which metric, is cross-validated.
 
     The metrics: all inputs alike, or each as much as it correlates with the target.
     """
+    inputs, targets, folds = sample.inputs, sample.targets, sample.folds
+    max_rows = sample.config.max_near_rows
     spread = np.maximum(inputs.std(axis=0), 1e-9)[:, None] * np.maximum(targets.std(axis=0), 1e-9)
     covariance = (inputs - inputs.mean(axis=0)).T @ (targets - targets.mean(axis=0)) / len(inputs)
     correlation = np.abs(covariance / spread).max(axis=1)
     stored = np.ones(len(inputs), dtype=bool)
-    if len(inputs) > config.max_near_rows:
-        stored[random_state.permutation(len(inputs))[config.max_near_rows :]] = False
+    if len(inputs) > max_rows:
+        stored[sample.random_state.permutation(len(inputs))[max_rows:]] = False
     best: tuple[float, int, np.ndarray, np.ndarray] | None = None
     for metric in (np.ones(inputs.shape[1]), correlation + 0.02):
         scaled = inputs * metric
@@ -244,24 +238,20 @@ def _average(targets: np.ndarray, near: np.ndarray, far: np.ndarray, k: int) -> 
 # ---------------------------------------------------------------------- Gaussian processes
 
 
-def fit_gaussian(
-    kernel: Kernel,
-    inputs: np.ndarray,
-    targets: np.ndarray,
-    folds: np.ndarray,
-    random_state: np.random.Generator,
-    config: ExpertsConfig,
-    before: Arrays | None = None,
-) -> tuple[Arrays, np.ndarray]:
+def fit_gaussian(kernel: Kernel, sample: Sample) -> tuple[Arrays, np.ndarray]:
     """A Gaussian process with the kernel, from as many rows as the configuration allows."""
-    rows = config.max_smooth_rows
-    return fit_process(kernel, inputs, targets, folds, random_state, rows, before)
+    return fit_process(
+        kernel,
+        sample.inputs,
+        sample.targets,
+        sample.folds,
+        sample.random_state,
+        max_rows=sample.config.max_smooth_rows,
+        before=sample.before,
+    )
 
 
-Fit = Callable[
-    [np.ndarray, np.ndarray, np.ndarray, np.random.Generator, ExpertsConfig, Arrays | None],
-    tuple[Arrays, np.ndarray] | None,
-]
+Fit = Callable[[Sample], tuple[Arrays, np.ndarray] | None]
 Predict = Callable[[Arrays, np.ndarray], np.ndarray]
 
 #: How to fit, how to predict, and which view of the inputs to look at.

@@ -10,10 +10,10 @@ from safetensors.numpy import load, save
 from scipy.optimize import check_grad
 from sklearn.ensemble import ExtraTreesRegressor, HistGradientBoostingRegressor
 
-from remasker import expert_models, gaussian_process, trees
+from remasker import gaussian_process, trees
 from remasker.errors import ArtifactError, InvalidConfigError
 from remasker.expert_fitting import MIN_OBSERVED, fit_experts
-from remasker.expert_models import EXPERTS, ExpertsConfig
+from remasker.expert_models import EXPERTS, ExpertsConfig, Sample
 from remasker.experts import Experts, places
 from remasker.inference import Ensemble
 from remasker.table import EncodedTable
@@ -242,7 +242,7 @@ def test_forests_of_many_rows_are_no_larger(monkeypatch):
         random_state, config = np.random.default_rng(0), ExpertsConfig(n_trees=4)
         monkeypatch.setattr("remasker.trees.LEAF_ROWS", 250)
         given = inputs[rows], inputs[rows, :1], folds[rows]
-        arrays, unseen = EXPERTS["trees"][0](*given, random_state, config, None)
+        arrays, unseen = EXPERTS["trees"][0](Sample(*given, random_state, config))
         sizes.append(len(arrays["feature"]))
         assert np.mean((unseen - inputs[rows, :1]) ** 2) < 0.1
     assert sizes[1] < 1.5 * sizes[0]
@@ -288,10 +288,10 @@ def test_unseen_predictions_do_not_know_their_targets(name):
     inputs, targets, folds = regression()
     fit, predict, _ = EXPERTS[name]
     config = ExpertsConfig(n_trees=20, min_boosted_rows=10)
-    arrays, unseen = fit(inputs, targets, folds, np.random.default_rng(0), config)
+    arrays, unseen = fit(Sample(inputs, targets, folds, np.random.default_rng(0), config))
     assert predict(arrays, inputs).shape == unseen.shape == targets.shape
     noise = np.random.default_rng(1).normal(size=targets.shape)
-    _, unseen = fit(inputs, noise, folds, np.random.default_rng(0), config)
+    _, unseen = fit(Sample(inputs, noise, folds, np.random.default_rng(0), config))
     assert np.corrcoef(unseen.ravel(), noise.ravel())[0, 1] < 0.2
 
 
@@ -337,7 +337,7 @@ def test_boosting_is_for_many_rows_of_few_levels():
     many = np.tile(targets, 9)
     config = ExpertsConfig(min_boosted_rows=100)
     fit = EXPERTS["boosted"][0]
-    assert fit(inputs, many, folds, np.random.default_rng(0), config, None) is None
+    assert fit(Sample(inputs, many, folds, np.random.default_rng(0), config)) is None
 
 
 @pytest.mark.parametrize("kernel", [gaussian_process.SMOOTH, gaussian_process.ROUGH])
@@ -358,8 +358,8 @@ def test_gaussian_process_gradient(kernel):
 @pytest.mark.parametrize("kernel", [gaussian_process.SMOOTH, gaussian_process.ROUGH])
 def test_gaussian_process_closed_form_is_leaving_out(kernel):
     inputs, targets, folds = regression(60, 1)
-    arrays, unseen = expert_models.fit_gaussian(
-        kernel, inputs, targets, folds, np.random.default_rng(0), ExpertsConfig()
+    arrays, unseen = gaussian_process.fit_process(
+        kernel, inputs, targets, folds, np.random.default_rng(0), max_rows=60
     )
     out = folds == 0
     shifted = inputs - arrays["center"]
@@ -380,19 +380,8 @@ def test_rough_process_sees_steps_that_a_smooth_one_blurs():
     targets = (
         np.sign(inputs[:, :1]) + np.sign(inputs[:, 1:2] - 1) + 0.05 * rng.normal(size=(300, 1))
     )
-    folds = np.arange(300) % 5
-    errors = [
-        (
-            (
-                expert_models.EXPERTS[name][0](inputs, targets, folds, rng, ExpertsConfig(), None)[
-                    1
-                ]
-                - targets
-            )
-            ** 2
-        ).mean()
-        for name in ("smooth", "rough")
-    ]
+    sample = Sample(inputs, targets, np.arange(300) % 5, rng, ExpertsConfig())
+    errors = [((EXPERTS[name][0](sample)[1] - targets) ** 2).mean() for name in ("smooth", "rough")]
     assert errors[1] < 0.8 * errors[0]
 
 
