@@ -262,7 +262,8 @@ def _fit_column(
         unseen[MODEL] = own
     mean = targets.mean(axis=0)
     said = np.stack(list(unseen.values()))
-    weights = stack_weights(said[:, fresh], targets[fresh], config.shrinkage)
+    pulls = config.shrinkage, config.evenness
+    weights = stack_weights(said[:, fresh], targets[fresh], *pulls)
     kept = {name: float(w) for name, w in zip(unseen, weights, strict=True) if w > 0.01}
     # What those had that are not kept goes to the others, not to the mean.
     whole = float(weights.sum()) / max(sum(kept.values()), 1e-12)
@@ -278,7 +279,7 @@ def _fit_column(
     # Weights are learned too: what they are worth shows on folds that did not learn them.
     judged = proper(mean + np.tensordot(weights, said - mean, axes=1))
     said, goals, parts = said[:, fresh], targets[fresh], folds[fresh]
-    judged[fresh] = cross_fit(said, goals, parts, config.shrinkage)
+    judged[fresh] = cross_fit(said, goals, parts, *pulls)
     variance = max(float(((targets - mean) ** 2).sum(axis=1).mean()), 1e-12)
     error = ((goals - judged[fresh]) ** 2).sum(axis=1) / variance
     record: dict[str, Any] = {
@@ -288,7 +289,7 @@ def _fit_column(
         "error": float(error.mean()),
     }
     if own is not None and len(said) > 1:
-        without = cross_fit(said[:-1], goals, parts, config.shrinkage)
+        without = cross_fit(said[:-1], goals, parts, *pulls)
         gain = ((goals - without) ** 2).sum(axis=1) / variance - error
         record["gain"] = float(gain.mean())
         record["gain_standard_error"] = float(gain.std() / np.sqrt(len(gain)))

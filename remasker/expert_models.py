@@ -70,6 +70,8 @@ class ExpertsConfig:
     min_boosted_rows: int = 3000
     #: Pseudo-observations that pull the weights of the stack towards the column's mean.
     shrinkage: float = 5.0
+    #: Pseudo-observations that pull them towards what each expert is worth by itself.
+    evenness: float = 60.0
 
     def __post_init__(self) -> None:
         for name in self.experts:
@@ -87,6 +89,7 @@ class ExpertsConfig:
         check_integer("max_smooth_rows", self.max_smooth_rows, 10)
         check_integer("min_boosted_rows", self.min_boosted_rows, 10)
         check_number("shrinkage", self.shrinkage, 0.0, 1e6)
+        check_number("evenness", self.evenness, 0.0, 1e6)
 
 
 class Sample(NamedTuple):

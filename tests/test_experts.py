@@ -16,6 +16,7 @@ from remasker.expert_fitting import MIN_OBSERVED, fit_experts
 from remasker.expert_models import EXPERTS, ExpertsConfig, Sample
 from remasker.experts import Experts, places
 from remasker.inference import Ensemble
+from remasker.stacking import stack_weights
 from remasker.table import EncodedTable
 
 SMALL = ExpertsConfig(n_trees=10, rounds=3)
@@ -466,3 +467,33 @@ def test_the_last_digits_of_the_first_stage_are_no_knowledge():
     asked = table.hide(np.ones(truth.shape, dtype=bool))
     base = predict(asked.values, asked.observed)
     assert np.ptp(experts.complete(asked, base)[:, 0]) < 1e-3
+
+
+def test_few_rows_leave_the_word_to_all_who_are_worth_it():
+    rng = np.random.default_rng(0)
+    errors = {0.0: 0.0, ExpertsConfig.evenness: 0.0}
+    for _ in range(100):
+        truth = rng.normal(size=(1012, 1))
+        common = 0.5 * rng.normal(size=truth.shape)  # experts err alike
+        said = truth + common + 0.2 * rng.normal(size=(7, *truth.shape))
+        for evenness in errors:
+            weights = stack_weights(said[:, :12], truth[:12], ExpertsConfig.shrinkage, evenness)
+            rest = np.tensordot(weights, said[:, 12:], axes=1)
+            errors[evenness] += float(((rest - truth[12:]) ** 2).mean())
+    assert errors[ExpertsConfig.evenness] < 0.99 * errors[0.0]
+
+
+def test_an_expert_that_is_never_wrong_has_the_word_alone():
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=(20, 1))
+    said = np.stack([truth + 0.3 * rng.normal(size=truth.shape), truth])
+    assert stack_weights(said, truth, 5.0, 60.0) == pytest.approx([0.0, 1.0], abs=1e-6)
+
+
+def test_experts_that_know_nothing_get_next_to_nothing():
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=(300, 1))
+    said = rng.normal(size=(6, *truth.shape))
+    plain, even = (stack_weights(said, truth, 5.0, evenness) for evenness in (0.0, 60.0))
+    assert even.sum() < 0.25
+    assert np.allclose(even, plain)  # nobody is better than the mean: nobody is preferred
