@@ -37,6 +37,9 @@ Run = Callable[[Sequence[Task]], list[Any]]
 N_MEMBERS, N_FOLDS = 2, 3
 #: Rows × incomplete columns that all stacks of experts together learn from, where one is enough.
 STACK_WORK = 6000
+#: Steps of a model below experts where nobody chose the epochs, at most. Four tables of 5,600 to
+#: 20,640 rows with half as many, or fewer: errors within 0.2 %, a fifth of the time saved.
+STEPS_BELOW_EXPERTS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,13 +92,21 @@ def below_experts(config: TrainingConfig, plan: Plan) -> TrainingConfig:
     (128, 64)
     >>> below_experts(TrainingConfig(epochs=7), plan).epochs
     7
+
+    Of large tables no more than `STEPS_BELOW_EXPERTS`:
+
+    >>> large = Plan(held_out=np.zeros((3, 60_000, 8), dtype=bool), folds=np.zeros(60_000))
+    >>> TrainingConfig().n_epochs(40_000, 8), below_experts(TrainingConfig(), large).epochs
+    (7, 2)
     """
     if plan.folds is None or config.epochs is not None:
         return config
     n_members, n_rows, n_columns = plan.held_out.shape
-    whole = config.n_epochs(n_rows - n_rows // n_members, n_columns)
+    learned = n_rows - n_rows // n_members
     share = min(max(8 / n_columns, 0.25), 0.5)
-    return replace(config, epochs=max(1, round(share * whole)))
+    epochs = share * config.n_epochs(learned, n_columns)
+    most = STEPS_BELOW_EXPERTS * config.batch_size / max(1, learned)
+    return replace(config, epochs=max(1, round(min(epochs, most))))
 
 
 def make_trainer(
