@@ -27,7 +27,7 @@ from remasker.model import ModelConfig
 from remasker.table import TableEncoder
 from remasker.training import Member, TrainingConfig
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "model.json"
 WEIGHTS = "weights.safetensors"
 
@@ -73,8 +73,6 @@ def save_artifact(
     for index, member in enumerate(ensemble.members):
         for name, tensor in member.weights.items():
             tensors[f"{index}.{name}"] = np.ascontiguousarray(tensor.numpy())
-    if ensemble.tightening is not None:
-        tensors["tightening"] = ensemble.tightening
     if ensemble.trust is not None:
         tensors["trust"] = ensemble.trust
     manifest["experts"] = []
@@ -162,7 +160,6 @@ def load_artifact(
         n_categories=n_categories,
         residuals=residuals,
         experts=experts,
-        tightening=tensors.get("tightening"),
         trust=tensors.get("trust"),
         device=device,
     )

@@ -10,6 +10,7 @@ import numpy as np
 
 from remasker.expert_models import EXPERTS, ExpertsConfig, Sample, input_knots, input_view
 from remasker.experts import (
+    LEAST_SIZE,
     MODEL,
     ColumnStack,
     Experts,
@@ -19,11 +20,13 @@ from remasker.experts import (
     known_cells,
     places,
     rounded,
+    size_view,
     start_of_gaps,
 )
 from remasker.gaussian_process import Arrays
 from remasker.stacking import MAX_INPUTS, choose_inputs, cross_fit, proper, stack_weights
 from remasker.table import EncodedTable
+from remasker.trees import fit_randomised
 
 #: A column with fewer observed cells than this is left to the model. With 20 it was 1.24 times the
 #: error (boot/frets, pscl/absentee, HistData/Mayer: 22 to 27 rows, three masks each).
@@ -34,6 +37,8 @@ MAX_CHAINED = 16
 #: that so many looks at the table suffice.
 MAX_ALONE, N_LOOKS = 60, 30
 QUANTILES = np.linspace(0, 1, 101)
+#: How large an error is likely to be is learned from so many unseen ones, by so many trees.
+SIZE_ROWS, SIZE_TREES, SIZE_FOLDS, SIZE_LEAF = 2000, 50, 5, 10
 
 
 def n_rounds(wanted: int, n_columns: int) -> int:
@@ -98,6 +103,7 @@ def fit_experts(
     rounds: list[tuple[ColumnStack, ...]] = []
     judged: list[dict[str, Any]] = []
     fitted: dict[int, dict[str, Arrays]] = {}
+    sizes: dict[int, Arrays] = {}
     residuals = np.full((len(at), len(QUANTILES)), np.nan)
     # Each round completes the rows of every column anew by the experts of all others.
     last = n_rounds(config.rounds, len(columns))
@@ -124,8 +130,13 @@ def fit_experts(
                 fitted[j] = models
             judged.append(record)
             lesson.own = unseen
-            if not table.n_categories[j]:
-                residuals[j] = np.quantile((targets - unseen)[fresh], QUANTILES)
+            if r + 1 == last and not table.n_categories[j]:
+                seen = size_view(lesson.soft, lesson.shown, at[j], stack.chosen)
+                sizes[j], residuals[j] = _fit_sizes(
+                    seen[fresh],
+                    (targets - unseen)[fresh],
+                    np.random.default_rng([seed, 3, j]),
+                )
         rounds.append(tuple(stacks))
         if r + 1 < last:
             for j, lesson in lessons.items():
@@ -138,6 +149,7 @@ def fit_experts(
         n_categories=table.n_categories,
         prior=prior,
         rounds=tuple(rounds),
+        sizes=sizes,
         residuals=residuals,
         judged=tuple(judged),
     )
@@ -149,6 +161,8 @@ class _Lesson:
 
     rows: np.ndarray
     base: np.ndarray
+    #: Which cells of the soft table are observed.
+    shown: np.ndarray
     soft: np.ndarray
     own: np.ndarray
 
@@ -188,7 +202,25 @@ def _lesson(
         rare = table.observed.sum(axis=0) < MIN_OBSERVED
         rare = np.repeat(rare, [max(1, k) for k in table.n_categories])
         soft[:, rare] = prior[rare]
-    return _Lesson(rows=rows, base=base, soft=soft, own=base[:, :0])
+    return _Lesson(rows=rows, base=base, shown=cells, soft=soft, own=base[:, :0])
+
+
+def _fit_sizes(
+    seen: np.ndarray, errors: np.ndarray, random_state: np.random.Generator
+) -> tuple[Arrays, np.ndarray]:
+    """Trees for how large an error is, and the distribution of unseen errors in units of that."""
+    some = random_state.permutation(len(errors))[:SIZE_ROWS]
+    folds = np.arange(len(some)) % min(SIZE_FOLDS, len(some))
+    arrays, expected = fit_randomised(
+        seen[some],
+        np.abs(errors[some]),
+        folds,
+        random_state,
+        n_trees=SIZE_TREES,
+        min_leaf=SIZE_LEAF,
+    )
+    surprise = errors[some] / np.maximum(expected, LEAST_SIZE)
+    return arrays, np.quantile(surprise, QUANTILES)
 
 
 def _first_guess(table: EncodedTable, predict: Predict | None, prior: np.ndarray) -> np.ndarray:

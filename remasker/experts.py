@@ -23,6 +23,7 @@ from remasker.expert_models import EXPERTS, ExpertsConfig, input_view
 from remasker.gaussian_process import Arrays
 from remasker.stacking import proper
 from remasker.table import EncodedTable
+from remasker.trees import predict_trees
 
 #: The first stage: (values, visible) -> a soft prediction of every cell from the visible ones.
 Predict = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -36,6 +37,8 @@ CHUNK_ROWS = 4096
 #: rows of which the same is known would differ by the batch they came in, and trees and nearest
 #: rows tell them apart by whatever sets them apart.
 DIGITS = 4
+#: No error is taken to be smaller than what is rounded away.
+LEAST_SIZE = 10.0**-DIGITS
 
 
 def places(n_categories: tuple[int, ...]) -> list[slice]:
@@ -122,7 +125,10 @@ class Experts:
     n_categories: tuple[int, ...]
     prior: np.ndarray
     rounds: tuple[tuple[ColumnStack, ...], ...]
-    #: d × 101: quantiles of (truth - prediction) of unseen observed numbers; NaN for other columns
+    #: Per column of numbers, trees that say how large an error a row makes likely.
+    sizes: Mapping[int, Arrays]
+    #: d × 101: quantiles of (truth - prediction) of unseen observed numbers, in units of that size;
+    #: NaN for other columns
     residuals: np.ndarray
     #: One record per column with experts; see `weights_table`.
     judged: tuple[dict[str, Any], ...]
@@ -162,6 +168,17 @@ class Experts:
         """Every cell: a scaled number, or the code of the most likely level."""
         return harden(self.complete(table, base), self.n_categories)
 
+    def error_sizes(self, table: EncodedTable, soft: np.ndarray) -> np.ndarray:
+        """How far off the numbers of a completed table may be, cell by cell; NaN for others."""
+        _, shown = known_cells(table)
+        result = np.full(table.values.shape, np.nan)
+        for stack in self.rounds[-1]:
+            j = stack.column
+            if j in self.sizes:
+                seen = size_view(soft, shown, places(self.n_categories)[j], stack.chosen)
+                result[:, j] = np.maximum(predict_trees(self.sizes[j], seen)[:, 0], LEAST_SIZE)
+        return result
+
     def weights_table(self) -> list[dict[str, Any]]:
         """What each expert weighs in the last round, and whether the model added anything.
 
@@ -175,6 +192,8 @@ class Experts:
     def to_tensors(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Arrays for a safetensors file, and the rest for JSON."""
         tensors = {"prior": self.prior, "residuals": self.residuals}
+        for j, arrays in self.sizes.items():
+            tensors |= {f"size.{j}.{key}": array for key, array in arrays.items()}
         layout = []
         for r, stacks in enumerate(self.rounds):
             layout.append([{"column": s.column, "weights": s.weights} for s in stacks])
@@ -190,6 +209,7 @@ class Experts:
             "config": {**asdict(self.config), "experts": list(self.config.experts)},
             "n_categories": list(self.n_categories),
             "rounds": layout,
+            "sizes": list(self.sizes),
             "judged": [dict(record) for record in self.judged],
         }
         return {key: np.ascontiguousarray(a) for key, a in tensors.items()}, manifest
@@ -209,6 +229,7 @@ class Experts:
                 n_categories=tuple(manifest["n_categories"]),
                 prior=tensors["prior"],
                 rounds=tuple(rounds),
+                sizes={j: _part(tensors, f"size.{j}.") for j in manifest["sizes"]},
                 residuals=tensors["residuals"],
                 judged=tuple(manifest["judged"]),
             )
@@ -220,15 +241,7 @@ class Experts:
 
 def _read_stack(tensors: Mapping[str, np.ndarray], r: int, entry: Mapping[str, Any]) -> ColumnStack:
     start = f"{r}.{entry['column']}."
-    models = {
-        name: {
-            key.removeprefix(f"{start}{name}."): array
-            for key, array in tensors.items()
-            if key.startswith(f"{start}{name}.")
-        }
-        for name in entry["weights"]
-        if name != MODEL
-    }
+    models = {name: _part(tensors, f"{start}{name}.") for name in entry["weights"] if name != MODEL}
     return ColumnStack(
         column=entry["column"],
         mean=tensors[f"{start}mean"],
@@ -237,6 +250,20 @@ def _read_stack(tensors: Mapping[str, np.ndarray], r: int, entry: Mapping[str, A
         models=models,
         chosen=tensors.get(f"{start}chosen"),
     )
+
+
+def _part(tensors: Mapping[str, np.ndarray], start: str) -> Arrays:
+    return {k.removeprefix(start): array for k, array in tensors.items() if k.startswith(start)}
+
+
+def size_view(
+    soft: np.ndarray, shown: np.ndarray, place: slice, chosen: np.ndarray | None
+) -> np.ndarray:
+    """What makes errors larger or smaller: the other cells of a row, and which of them are gaps."""
+    inputs, seen = (np.delete(part, place, axis=1) for part in (soft, shown))
+    if chosen is not None:
+        inputs, seen = inputs[:, chosen], seen[:, chosen]
+    return np.hstack([inputs, seen])
 
 
 def rounded(soft: np.ndarray, n_categories: tuple[int, ...]) -> np.ndarray:

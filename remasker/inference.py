@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from remasker.experts import Experts, HonestPredict, harden, known_cells, places, soften
+from remasker.experts import (
+    LEAST_SIZE,
+    Experts,
+    HonestPredict,
+    harden,
+    known_cells,
+    places,
+    soften,
+)
 from remasker.model import MaskedAutoencoder
 from remasker.table import EncodedTable
 from remasker.training import Member, at_hand
@@ -27,9 +35,8 @@ LEAST_CHANCE = 1e-3
 #: Calibration asks about so many rows at most, and about columns in so many groups; of wide tables
 #: about fewer rows, so that no more than `LOOK_CELLS` tokens are looked at.
 LOOK_ROWS, MAX_LOOKS, LOOK_CELLS = 2000, 30, 2**21
-#: What the experts' errors may be in units of the models': where the rows at hand follow a law
-#: exactly, they say nothing of how exactly the next one does.
-TIGHTENING = (1e-3, 2.0)
+#: What the experts' error may be in units of the models', when these draw for both.
+TIGHTENING = (1e-3, 4.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +58,6 @@ class Ensemble:
     residuals: np.ndarray
     #: The second stage, which has the last word on point estimates; several are averaged.
     experts: tuple[Experts, ...] = ()
-    #: d: the experts' errors of unseen cells in units of the models'
-    tightening: np.ndarray | None = None
     #: d: how far the models' numbers are trusted; less than 1 draws them to the column's mean
     trust: np.ndarray | None = None
     device: str = "cpu"
@@ -115,14 +120,16 @@ class Ensemble:
     def soft(self, values: np.ndarray, visible: np.ndarray) -> np.ndarray:
         """The models' prediction as the second stage wants it; see `remasker.experts`."""
         table = EncodedTable(values=values, observed=visible, n_categories=self.n_categories)
-        parts = [
-            soften(p.value, p.probabilities, self.n_categories) for _, p in self.batches(table)
-        ]
-        return (
-            np.concatenate(parts)
-            if parts
-            else np.zeros((0, sum(max(1, k) for k in self.n_categories)))
-        )
+        return self._first_stage(table)[0]
+
+    def _first_stage(self, table: EncodedTable) -> tuple[np.ndarray, np.ndarray]:
+        """The models' soft prediction, and the error that they expect of each number."""
+        soft = np.empty((len(table), sum(max(1, k) for k in self.n_categories)))
+        scale = np.empty(table.values.shape)
+        for rows, predicted in self.batches(table):
+            soft[rows] = soften(predicted.value, predicted.probabilities, self.n_categories)
+            scale[rows] = predicted.scale
+        return soft, scale
 
     def complete(self, table: EncodedTable) -> np.ndarray:
         """The soft prediction of every cell by both stages."""
@@ -179,7 +186,7 @@ class Ensemble:
         """One member by itself, without experts."""
         models = self._models[index : index + 1]
         member = self.members[index : index + 1]
-        return replace(self, members=member, experts=(), tightening=None, _models=models)
+        return replace(self, members=member, experts=(), _models=models)
 
     def intervals(self, table: EncodedTable, level: float) -> tuple[np.ndarray, np.ndarray]:
         """Lower and upper ends that hold `level` of the truth; 0 for categories."""
@@ -187,15 +194,26 @@ class Ensemble:
         low, high = (
             np.array([np.interp(end, QUANTILES, row) for row in self.residuals]) for end in ends
         )
-        bounds = np.empty((2, *table.values.shape), dtype=np.float64)
-        for rows, predicted in self.batches(table):
-            bounds[0, rows] = predicted.scale * low
-            bounds[1, rows] = predicted.scale * high
-        if self.tightening is not None:
-            bounds *= self.tightening
-        bounds += self.impute(table)
+        base, scale = self._first_stage(table)
+        soft = self._refined(table, base)
+        bounds = np.stack([scale * low, scale * high])
+        for j, sizes, surprise in self._expert_errors(table, soft):
+            for bound, end in zip(bounds[:, :, j], ends, strict=True):
+                bound[:] = sizes * np.interp(end, QUANTILES, surprise)
+            bounds[:, :, j] += [[-LEAST_SIZE], [LEAST_SIZE]]  # what was rounded away
+        bounds += harden(soft, self.n_categories)
         bounds[:, :, [j for j, _ in self.levels]] = 0
         return bounds[0], bounds[1]
+
+    def _expert_errors(
+        self, table: EncodedTable, soft: np.ndarray
+    ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """Columns of numbers with experts: the size of errors by row, quantiles in units of it."""
+        if self.experts:
+            sizes = np.mean([experts.error_sizes(table, soft) for experts in self.experts], axis=0)
+            surprise = np.mean([experts.residuals for experts in self.experts], axis=0)
+            for j in np.flatnonzero(np.isfinite(surprise).all(axis=1)):
+                yield int(j), sizes[:, j], surprise[j]
 
     def draw(
         self, table: EncodedTable, n_draws: int, random_state: np.random.Generator
@@ -204,19 +222,23 @@ class Ensemble:
 
         A drawn cell is shown to the model before the next column is drawn, so that columns which
         are missing together keep their correlation. Experts move the middle of the models' draws
-        to their own estimate and narrow them to their own error; the chance of a level is
+        to their own estimate and narrow or widen them to their own error; the chance of a level is
         multiplied by how much likelier they think it.
         """
-        if not self.experts or self.tightening is None:
+        if not self.experts:
             yield from self._draw(table, n_draws, random_state)
             return
-        ours = self.soft(table.values, table.observed)
+        ours, scale = self._first_stage(table)
         theirs = self._refined(table, ours)
         likelier = np.maximum(theirs, LEAST_CHANCE) / np.maximum(ours, LEAST_CHANCE)
+        tightening = np.ones(table.values.shape)
+        for j, sizes, surprise in self._expert_errors(table, theirs):
+            ratio = sizes * _size(surprise) / (scale[:, j] * _size(self.residuals[j]))
+            tightening[:, j] = np.clip(ratio, *TIGHTENING)
         numeric = np.array(self.n_categories) == 0
         middle, own = (harden(soft, self.n_categories) for soft in (theirs, ours))
         for drawn in self._draw(table, n_draws, random_state, likelier):
-            moved = middle + self.tightening * (drawn - own)
+            moved = middle + tightening * (drawn - own)
             yield np.where(numeric & ~table.observed, moved, drawn).astype(np.float32)
 
     def _draw(
@@ -284,8 +306,7 @@ class Ensemble:
         """The same where every row has a member that has not trained on it.
 
         That member is asked about each number by itself, so that the rest of the row shows what it
-        really shows. The experts' errors of unseen cells are of the same kind: they say how much
-        smaller theirs are.
+        really shows.
         """
         numeric = np.flatnonzero((np.array(self.n_categories) == 0) & table.observed.any(axis=0))
         groups = np.array_split(numeric, max(1, min(len(numeric), MAX_LOOKS)))
@@ -297,27 +318,23 @@ class Ensemble:
             cells = np.zeros_like(part.observed)
             cells[:, group] = part.observed[:, group] & (folds == k)[:, None]
             asked.append((self.alone(k), cells))
-        self._tighten(self._calibrate(part, asked))
+        self._calibrate(part, asked)
 
-    def _calibrate(
-        self, table: EncodedTable, asked: Sequence[tuple[Ensemble, np.ndarray]]
-    ) -> np.ndarray:
-        """Ask models about hidden cells; give back what they missed, NaN elsewhere.
+    def _calibrate(self, table: EncodedTable, asked: Sequence[tuple[Ensemble, np.ndarray]]) -> None:
+        """Ask models about hidden cells and remember the distribution of what they missed.
 
         Columns with few cells lean on the others: residuals come in units of the predicted scale,
         so they can be pooled.
         """
-        nothing = np.empty((0, table.values.shape[1]))
-        outcomes, errors = [nothing], [nothing]
+        outcomes = [np.empty((0, table.values.shape[1]))]
         for models, hidden in asked:
             rows = np.flatnonzero(hidden.any(axis=1))
             part = table.hide(hidden).take(rows)
-            outcome, missed = np.empty((2, *part.values.shape))
+            outcome = np.empty(part.values.shape)
             for batch, predicted in models.batches(part):
-                missed[batch] = table.values[rows][batch] - predicted.value
-                outcome[batch] = missed[batch] / predicted.scale
+                missed = table.values[rows][batch] - predicted.value
+                outcome[batch] = missed / predicted.scale
             outcomes.append(np.where(hidden[rows], outcome, np.nan))
-            errors.append(np.where(hidden[rows], missed, np.nan))
         outcome = np.concatenate(outcomes)
         numeric = np.array(self.n_categories) == 0
         pooled = outcome[:, numeric]
@@ -333,23 +350,10 @@ class Ensemble:
                 self.residuals[j] = (1 - trust) * common + (
                     trust * np.quantile(own, QUANTILES) if len(own) else 0
                 )
-        return np.concatenate(errors)
-
-    def _tighten(self, missed: np.ndarray) -> None:
-        """Compare the models' errors with those that the experts made on unseen cells."""
-        if not self.experts:
-            return
-        self.tightening = np.ones(len(self.n_categories))
-        for j in range(len(self.n_categories)):
-            own = missed[np.isfinite(missed[:, j]), j]
-            theirs = np.stack([experts.residuals[j] for experts in self.experts])
-            if len(own) and np.isfinite(theirs).all():
-                # Without the ends: a single far cell says nothing of all others.
-                ratio = _size(theirs) / max(_size(np.quantile(own, QUANTILES)), 1e-6)
-                self.tightening[j] = np.clip(ratio, *TIGHTENING)
 
 
 def _size(quantiles: np.ndarray) -> float:
+    """How large errors are: without the ends, as a far one says nothing of all others."""
     return float(np.sqrt((quantiles[..., 1:-1] ** 2).mean()))
 
 

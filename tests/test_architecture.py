@@ -36,8 +36,10 @@ ALLOWED = {
     "trees": {"gaussian_process", "lanes"},
     "expert_models": {"errors", "gaussian_process", "trees"},
     "stacking": set(),
-    "experts": {"errors", "expert_models", "gaussian_process", "stacking", "table"},
-    "expert_fitting": {"expert_models", "experts", "gaussian_process", "stacking", "table"},
+    "experts": {"errors", "expert_models", "gaussian_process", "stacking", "table", "trees"},
+    "expert_fitting": {
+        "expert_models", "experts", "gaussian_process", "stacking", "table", "trees",
+    },
     "inference": {"experts", "model", "table", "training"},
     "artifact": {"errors", "experts", "inference", "model", "table", "training"},
     "fitting": {

@@ -70,7 +70,7 @@ def test_draws_and_intervals_survive_too(imputer, saved, table):
 def test_the_manifest_says_what_it_is(saved):
     assert sorted(os.listdir(saved)) == ["model.json", "weights.safetensors"]
     manifest = json.loads((saved / "model.json").read_text())
-    assert manifest["format"] == 1
+    assert manifest["format"] == 2
     assert len(manifest["members"]) == 2
     assert manifest["provenance"]["rows"] == 50
     assert [c["kind"] for c in manifest["schema"]["columns"]] == [
@@ -85,7 +85,7 @@ def test_the_manifest_says_what_it_is(saved):
         (lambda p: (p / "model.json").write_text('{"form'), "is damaged .*; save the model again"),
         (lambda p: (p / "weights.safetensors").unlink(), "is damaged .*; save the model again"),
         (lambda p: _truncate(p / "weights.safetensors"), "is damaged .*; save the model again"),
-        (lambda p: _edit(p, "format", 99), "has format 99, this library reads format 1; install"),
+        (lambda p: _edit(p, "format", 99), "has format 99, this library reads format 2; install"),
         (lambda p: _edit(p, "members.0.model.width", 16), "the weights do not fit the config"),
         (lambda p: _edit(p, "members.0.model.widht", 16), "unknown setting 'widht'; did you mean"),
         (lambda p: _edit(p, "members.0.model.width", -1), "is damaged .*; save the model again"),

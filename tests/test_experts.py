@@ -87,6 +87,8 @@ def test_to_disk_and_back_without_pickle(fitted):
     assert np.array_equal(back.complete(table, None), experts.complete(table, None))
     assert back.weights_table() == experts.weights_table()
     assert np.array_equal(back.residuals, experts.residuals, equal_nan=True)
+    sizes = (who.error_sizes(table, experts.complete(table, None)) for who in (back, experts))
+    assert np.array_equal(*sizes, equal_nan=True)
 
 
 def test_what_stacks_weigh_is_averaged():
@@ -133,10 +135,30 @@ def test_damaged_file_is_an_artifact_error(fitted):
 def test_residuals_are_those_of_unseen_cells(fitted):
     table, _, experts = fitted
     assert np.isnan(experts.residuals[2]).all()
-    noise = experts.residuals[3]
+    sizes = experts.error_sizes(table, experts.complete(table, None))
+    assert np.isnan(sizes[:, 2]).all()
+    noise = experts.residuals[3] * sizes[:, 3].mean()
     # Nothing predicts the last column: its residuals are as wide as the column.
     spread = table.values[table.observed[:, 3], 3].std()
     assert 0.8 * 1.64 * spread < noise[95] < 1.25 * 1.64 * spread
+
+
+def test_errors_are_larger_where_what_matters_is_missing():
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(300, 3)).astype(np.float32)
+    values[:, 1] = 2 * values[:, 0]
+    observed = rng.random(values.shape) < [0.7, 0.7, 1.0]
+    table = EncodedTable(
+        values=np.where(observed, values, 0), observed=observed, n_categories=(0, 0, 0)
+    )
+    experts = fit_experts(table, None, config=SMALL)
+    soft = experts.complete(table, None)
+    sizes = experts.error_sizes(table, soft)[:, 1]
+    gaps = ~observed[:, 1]
+    known, unknown = sizes[gaps & observed[:, 0]], sizes[gaps & ~observed[:, 0]]
+    assert np.median(unknown) > 10 * np.median(known)
+    missed = np.abs(soft - values)[gaps & ~observed[:, 0], 1].mean()
+    assert 0.7 < np.mean(unknown) / missed < 1.4
 
 
 def test_what_follows_from_the_rest_is_exact():
