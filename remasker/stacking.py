@@ -64,9 +64,10 @@ def stack_weights(
     noise = max(min(spread, float(left.min())) * targets.shape[1], 1e-12)
     # Rows that say "all weights are zero", and rows that say "they are multiples of the worth".
     none = np.sqrt(shrinkage * noise) * np.eye(len(said))
-    worth = np.maximum(0.0, spread - left) / np.maximum(left / max(left.min(), 1e-12), 1e-12) ** 2
-    worth /= max(float(np.linalg.norm(worth)), 1e-12)
-    other = np.eye(len(said)) - np.outer(worth, worth) if worth.any() else np.zeros_like(none)
+    worth = np.maximum(0.0, spread - left) / np.maximum(left, 1e-12) ** 2
+    other = np.zeros_like(none)
+    if worth.any():
+        other = np.eye(len(said)) - np.outer(worth, worth) / (worth @ worth)
     rows = np.vstack([features, none, np.sqrt(evenness * noise) * other])
     weights, _ = nnls(rows, np.r_[aim, np.zeros(2 * len(said))])
     return weights / max(1.0, float(weights.sum()))

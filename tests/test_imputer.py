@@ -403,6 +403,10 @@ def test_intervals_around_the_experts_hold_about_their_level():
     assert width[known].median() < 0.2
     assert width[known].max() < 0.4
     assert width[unknown].min() > 1.5
+    drawn = np.stack([table["double"] for table in imputer.draw(gappy, 10, random_state=0)])
+    spread = drawn.std(axis=0) / truth["double"].std()
+    assert spread[known].mean() < 0.1
+    assert spread[unknown].mean() > 0.7
     held = ((low["double"] <= truth["double"]) & (truth["double"] <= high["double"]))[known]
     assert held.mean() > 0.8
 
