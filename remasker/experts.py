@@ -168,16 +168,35 @@ class Experts:
         """Every cell: a scaled number, or the code of the most likely level."""
         return harden(self.complete(table, base), self.n_categories)
 
+    def ask(
+        self, column: int, soft: np.ndarray, visible: np.ndarray, base: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray] | None:
+        """What the last round says of a column in otherwise complete rows; None: nothing.
+
+        With the size of its errors, NaN for levels. `base` is the model's word of the column.
+        """
+        for stack in self.rounds[-1]:
+            if stack.column == column:
+                said = stack.predict(soft, places(self.n_categories)[column], base)
+                return said, self._size(stack, soft, self._shown(visible))
+        return None
+
     def error_sizes(self, table: EncodedTable, soft: np.ndarray) -> np.ndarray:
         """How far off the numbers of a completed table may be, cell by cell; NaN for others."""
-        _, shown = known_cells(table)
+        shown = self._shown(table.observed)
         result = np.full(table.values.shape, np.nan)
         for stack in self.rounds[-1]:
-            j = stack.column
-            if j in self.sizes:
-                seen = size_view(soft, shown, places(self.n_categories)[j], stack.chosen)
-                result[:, j] = np.maximum(predict_trees(self.sizes[j], seen)[:, 0], LEAST_SIZE)
+            result[:, stack.column] = self._size(stack, soft, shown)
         return result
+
+    def _shown(self, observed: np.ndarray) -> np.ndarray:
+        return np.repeat(observed, [max(1, k) for k in self.n_categories], axis=1)
+
+    def _size(self, stack: ColumnStack, soft: np.ndarray, shown: np.ndarray) -> np.ndarray:
+        if stack.column not in self.sizes:
+            return np.full(len(soft), np.nan)
+        seen = size_view(soft, shown, places(self.n_categories)[stack.column], stack.chosen)
+        return np.maximum(predict_trees(self.sizes[stack.column], seen)[:, 0], LEAST_SIZE)
 
     def weights_table(self) -> list[dict[str, Any]]:
         """What each expert weighs in the last round, and whether the model added anything.

@@ -30,13 +30,9 @@ BATCH_CELLS = 2**16
 QUANTILES = np.linspace(0, 1, 101)
 #: With more incomplete columns than this, `draw` fills them in groups.
 MAX_DRAW_PASSES = 32
-#: No level is less likely than this when the chances of experts and models are compared.
-LEAST_CHANCE = 1e-3
 #: Calibration asks about so many rows at most, and about columns in so many groups; of wide tables
 #: about fewer rows, so that no more than `LOOK_CELLS` tokens are looked at.
 LOOK_ROWS, MAX_LOOKS, LOOK_CELLS = 2000, 30, 2**21
-#: What the experts' error may be in units of the models', when these draw for both.
-TIGHTENING = (1e-3, 4.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +42,18 @@ class Predicted:
     value: np.ndarray  # rows × d, scaled numbers
     scale: np.ndarray  # rows × d, expected error of `value`
     probabilities: np.ndarray  # rows × K, levels of the categorical columns side by side
+
+
+@dataclass(kw_only=True)
+class _Drawing:
+    """Copies of a table, one below the other, while their gaps are drawn."""
+
+    values: np.ndarray
+    visible: np.ndarray
+    #: The soft table: drawn where drawn, else what both stages say; of no columns without experts.
+    soft: np.ndarray
+    #: Which draw a row belongs to.
+    copies: np.ndarray
 
 
 @dataclass(kw_only=True)
@@ -197,99 +205,80 @@ class Ensemble:
         base, scale = self._first_stage(table)
         soft = self._refined(table, base)
         bounds = np.stack([scale * low, scale * high])
-        for j, sizes, surprise in self._expert_errors(table, soft):
-            for bound, end in zip(bounds[:, :, j], ends, strict=True):
-                bound[:] = sizes * np.interp(end, QUANTILES, surprise)
-            bounds[:, :, j] += [[-LEAST_SIZE], [LEAST_SIZE]]  # what was rounded away
-        bounds += harden(soft, self.n_categories)
-        bounds[:, :, [j for j, _ in self.levels]] = 0
-        return bounds[0], bounds[1]
-
-    def _expert_errors(
-        self, table: EncodedTable, soft: np.ndarray
-    ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Columns of numbers with experts: the size of errors by row, quantiles in units of it."""
         if self.experts:
             sizes = np.mean([experts.error_sizes(table, soft) for experts in self.experts], axis=0)
             surprise = np.mean([experts.residuals for experts in self.experts], axis=0)
             for j in np.flatnonzero(np.isfinite(surprise).all(axis=1)):
-                yield int(j), sizes[:, j], surprise[j]
+                edges = np.interp(ends, QUANTILES, surprise[j])
+                bounds[:, :, j] = edges[:, None] * sizes[:, j]
+                bounds[:, :, j] += [[-LEAST_SIZE], [LEAST_SIZE]]  # what was rounded away
+        bounds += harden(soft, self.n_categories)
+        bounds[:, :, [j for j, _ in self.levels]] = 0
+        return bounds[0], bounds[1]
 
     def draw(
         self, table: EncodedTable, n_draws: int, random_state: np.random.Generator
     ) -> Iterator[np.ndarray]:
         """Complete the table `n_draws` times, each time column after column.
 
-        A drawn cell is shown to the model before the next column is drawn, so that columns which
-        are missing together keep their correlation. Experts move the middle of the models' draws
-        to their own estimate and narrow or widen them to their own error; the chance of a level is
-        multiplied by how much likelier they think it.
+        A drawn cell is shown before the next column is drawn, so that columns which are missing
+        together keep their correlation. Where there are experts, they say what to draw: one stack
+        for a table, the next for the next, as they differ too.
         """
-        if not self.experts:
-            yield from self._draw(table, n_draws, random_state)
-            return
-        ours, scale = self._first_stage(table)
-        theirs = self._refined(table, ours)
-        likelier = np.maximum(theirs, LEAST_CHANCE) / np.maximum(ours, LEAST_CHANCE)
-        tightening = np.ones(table.values.shape)
-        for j, sizes, surprise in self._expert_errors(table, theirs):
-            ratio = sizes * _size(surprise) / (scale[:, j] * _size(self.residuals[j]))
-            tightening[:, j] = np.clip(ratio, *TIGHTENING)
-        numeric = np.array(self.n_categories) == 0
-        middle, own = (harden(soft, self.n_categories) for soft in (theirs, ours))
-        for drawn in self._draw(table, n_draws, random_state, likelier):
-            moved = middle + tightening * (drawn - own)
-            yield np.where(numeric & ~table.observed, moved, drawn).astype(np.float32)
-
-    def _draw(
-        self,
-        table: EncodedTable,
-        n_draws: int,
-        random_state: np.random.Generator,
-        likelier: np.ndarray | None = None,
-    ) -> Iterator[np.ndarray]:
         missing = ~table.observed
         rates = missing.mean(axis=0)
         columns = np.flatnonzero(rates)[np.argsort(rates[rates > 0], kind="stable")]
         groups = np.array_split(columns, max(1, min(len(columns), MAX_DRAW_PASSES)))
+        completed = self.complete(table) if self.experts else np.empty((len(table), 0))
         per_chunk = max(1, 16 * self.batch_rows // max(1, len(table)))
         for start in range(0, n_draws, per_chunk):
-            copies = min(per_chunk, n_draws - start)
-            values = np.tile(table.values, (copies, 1))
-            visible = np.tile(table.observed, (copies, 1))
+            copies = np.arange(start, min(start + per_chunk, n_draws))
+            drawing = _Drawing(
+                values=np.tile(table.values, (len(copies), 1)),
+                visible=np.tile(table.observed, (len(copies), 1)),
+                soft=np.tile(completed, (len(copies), 1)),
+                copies=np.repeat(copies, len(table)),
+            )
             for group in groups:
-                rows = np.flatnonzero((~visible[:, group]).any(axis=1))
+                rows = np.flatnonzero((~drawing.visible[:, group]).any(axis=1))
                 for part in np.array_split(rows, max(1, -(-len(rows) // self.batch_rows))):
                     if len(part):
-                        tilt = None if likelier is None else likelier[part % len(table)]
-                        self._draw_cells(values, visible, part, group, random_state, tilt)
-                visible[:, group] = True
-            yield from values.reshape(copies, *table.values.shape)
+                        self._draw_cells(drawing, part, group, random_state)
+            yield from drawing.values.reshape(len(copies), *table.values.shape)
 
     def _draw_cells(
         self,
-        values: np.ndarray,
-        visible: np.ndarray,
+        drawing: _Drawing,
         rows: np.ndarray,
         columns: np.ndarray,
         random_state: np.random.Generator,
-        likelier: np.ndarray | None,
     ) -> None:
-        predicted = self.predict(values[rows], visible[rows])
-        levels, soft = dict(self.levels), places(self.n_categories)
+        predicted = self.predict(drawing.values[rows], drawing.visible[rows])
+        base = soften(predicted.value, predicted.probabilities, self.n_categories)
+        levels, at = dict(self.levels), places(self.n_categories)
         for j in columns:
-            gaps = ~visible[rows, j]
+            gaps = ~drawing.visible[rows, j]
             chance = random_state.random(len(rows))
+            surprise = np.interp(chance, QUANTILES, self.residuals[j])
+            said, step = base[:, at[j]], predicted.scale[:, j] * surprise
+            for k, experts in enumerate(self.experts):
+                mine = np.flatnonzero(gaps & (drawing.copies[rows] % len(self.experts) == k))
+                known = drawing.soft[rows[mine]], drawing.visible[rows[mine]]
+                answer = experts.ask(j, *known, said[mine]) if len(mine) else None
+                if answer is not None:
+                    said[mine], sizes = answer
+                    step[mine] = sizes * np.interp(chance[mine], QUANTILES, experts.residuals[j])
             if j in levels:
-                chances = predicted.probabilities[:, levels[j]]
-                if likelier is not None:
-                    chances = chances * likelier[:, soft[j]]
-                total = np.cumsum(chances, axis=1)
+                total = np.cumsum(said, axis=1)
                 drawn = (chance[:, None] * total[:, -1:] > total).sum(axis=1)
+                soft = np.eye(said.shape[1])[drawn]
             else:
-                surprise = np.interp(chance, QUANTILES, self.residuals[j])
-                drawn = predicted.value[:, j] + predicted.scale[:, j] * surprise
-            values[rows[gaps], j] = drawn[gaps]
+                drawn = said[:, 0] + step
+                soft = drawn[:, None]
+            drawing.values[rows[gaps], j] = drawn[gaps]
+            drawing.visible[rows[gaps], j] = True
+            if self.experts:
+                drawing.soft[rows[gaps], at[j]] = soft[gaps]
 
     def calibrate(self, table: EncodedTable, held_out: np.ndarray) -> None:
         """Learn the distribution of errors from held-out cells that no member has trained on.
@@ -350,11 +339,6 @@ class Ensemble:
                 self.residuals[j] = (1 - trust) * common + (
                     trust * np.quantile(own, QUANTILES) if len(own) else 0
                 )
-
-
-def _size(quantiles: np.ndarray) -> float:
-    """How large errors are: without the ends, as a far one says nothing of all others."""
-    return float(np.sqrt((quantiles[..., 1:-1] ** 2).mean()))
 
 
 def normal_residuals(n_columns: int) -> np.ndarray:

@@ -403,10 +403,14 @@ def test_intervals_around_the_experts_hold_about_their_level():
     assert width[known].median() < 0.2
     assert width[known].max() < 0.4
     assert width[unknown].min() > 1.5
-    drawn = np.stack([table["double"] for table in imputer.draw(gappy, 10, random_state=0)])
+    draws = imputer.draw(gappy, 10, random_state=0)
+    drawn, x = (np.stack([table[name] for table in draws]) for name in ("double", "x"))
     spread = drawn.std(axis=0) / truth["double"].std()
     assert spread[known].mean() < 0.1
-    assert spread[unknown].mean() > 0.7
+    assert spread[unknown].mean() > 0.5
+    # What is missing together is drawn together.
+    assert np.abs(drawn - 2 * x)[:, unknown].mean() < 0.2
+    assert np.corrcoef(drawn[:, unknown].ravel(), x[:, unknown].ravel())[0, 1] > 0.9
     held = ((low["double"] <= truth["double"]) & (truth["double"] <= high["double"]))[known]
     assert held.mean() > 0.8
 
