@@ -18,6 +18,7 @@ from remasker.experts import (
     Predict,
     improve,
     known_cells,
+    per_level,
     places,
     rounded,
     size_view,
@@ -199,8 +200,7 @@ def _lesson(
     soft = np.where(cells, known, start_of_gaps(base, prior, columns, table.n_categories))
     if own is not None:
         # Here the model fills no gaps, as it does at work: what it would have to fill says nothing.
-        rare = table.observed.sum(axis=0) < MIN_OBSERVED
-        rare = np.repeat(rare, [max(1, k) for k in table.n_categories])
+        rare = per_level(table.observed.sum(axis=0) < MIN_OBSERVED, table.n_categories)
         soft[:, rare] = prior[rare]
     return _Lesson(rows=rows, base=base, shown=cells, soft=soft, own=base[:, :0])
 

@@ -81,13 +81,22 @@ def harden(soft: np.ndarray, n_categories: tuple[int, ...]) -> np.ndarray:
     return np.stack(parts, axis=1).astype(np.float32)
 
 
+def per_level(columns: np.ndarray, n_categories: tuple[int, ...]) -> np.ndarray:
+    """What is said of each column, said of its place in the soft table.
+
+    >>> per_level(np.array([[True, False]]), (0, 2)).tolist()
+    [[True, False, False]]
+    """
+    return np.repeat(columns, [max(1, k) for k in n_categories], axis=-1)
+
+
 def known_cells(table: EncodedTable) -> tuple[np.ndarray, np.ndarray]:
     """The soft table of what is observed, and which of its cells that is."""
     n_categories = table.n_categories
     levels = [np.eye(k)[table.values[:, j].astype(int)] for j, k in enumerate(n_categories) if k]
     probabilities = np.concatenate(levels, axis=1) if levels else np.zeros((len(table), 0))
     soft = soften(table.values, probabilities, n_categories)
-    return soft, np.repeat(table.observed, [max(1, k) for k in n_categories], axis=1)
+    return soft, per_level(table.observed, n_categories)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,19 +187,16 @@ class Experts:
         for stack in self.rounds[-1]:
             if stack.column == column:
                 said = stack.predict(soft, places(self.n_categories)[column], base)
-                return said, self._size(stack, soft, self._shown(visible))
+                return said, self._size(stack, soft, per_level(visible, self.n_categories))
         return None
 
     def error_sizes(self, table: EncodedTable, soft: np.ndarray) -> np.ndarray:
         """How far off the numbers of a completed table may be, cell by cell; NaN for others."""
-        shown = self._shown(table.observed)
+        shown = per_level(table.observed, self.n_categories)
         result = np.full(table.values.shape, np.nan)
         for stack in self.rounds[-1]:
             result[:, stack.column] = self._size(stack, soft, shown)
         return result
-
-    def _shown(self, observed: np.ndarray) -> np.ndarray:
-        return np.repeat(observed, [max(1, k) for k in self.n_categories], axis=1)
 
     def _size(self, stack: ColumnStack, soft: np.ndarray, shown: np.ndarray) -> np.ndarray:
         if stack.column not in self.sizes:

@@ -14,6 +14,8 @@ import ray
 from optuna.trial import TrialState
 
 from remasker.errors import ArtifactError, InvalidConfigError
+from remasker.expert_models import EXPERTS
+from remasker.experts import MODEL
 from remasker.imputer import ReMaskerImputer
 from tuning import TuneResult, tune, tune_many
 from tuning.affordable import Affordable, AffordableSampler, Budget
@@ -23,6 +25,7 @@ from tuning.cost import CostModel
 from tuning.export import read_run, reproduce
 from tuning.folder import locked
 from tuning.journal import open_study, read_study, records
+from tuning.report import VOICES
 from tuning.search import MIN_RIVALS, GentleASHA
 from tuning.searcher import JournalSearch
 from tuning.space import make_space, warm_starts
@@ -32,6 +35,11 @@ OPTIONS = {"time_budget": None, "space": TINY, "progress": False, "experts": Non
 
 
 # ---------------------------------------------------------------------- without Ray
+
+
+def test_every_expert_has_a_voice_on_the_page() -> None:
+    heard = [name for experts, _ in VOICES.values() for name in experts]
+    assert sorted(heard) == sorted([MODEL, *EXPERTS])
 
 
 @pytest.fixture
