@@ -264,8 +264,8 @@ def _control(table: pd.DataFrame, seed: int, settings: dict[str, Any]) -> pd.Dat
     """The experts of the second stage from the column means, without ReMasker."""
     from remasker.expert_fitting import fit_experts
     from remasker.expert_models import ExpertsConfig
-    from remasker.fitting import one_thread
     from remasker.table import TableEncoder
+    from remasker.tasks import one_thread
 
     encoder = TableEncoder(whole_numbers=False).fit(table)
     encoded = encoder.encode(table)

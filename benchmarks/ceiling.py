@@ -70,7 +70,7 @@ def ceiling(values: np.ndarray, hidden: np.ndarray, seed: int = 0) -> np.ndarray
 
 def measure(key: tuple[str, str, float, int]) -> dict[str, Any]:
     """One table with one mask."""
-    from remasker.fitting import one_thread
+    from remasker.tasks import one_thread
 
     table, hidden = task(*key, "protocol")
     values = table.to_numpy(dtype=float)

@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from remasker.fitting import one_thread
 from remasker.model import ModelConfig
 from remasker.table import EncodedTable
+from remasker.tasks import one_thread
 from remasker.training import Trainer, TrainingConfig
 
 SHAPES = ((32, 4, 2), (32, 6, 4), (64, 8, 4))

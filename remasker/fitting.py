@@ -7,32 +7,24 @@ experts every model leaves out a few cells, so that together they have seen all.
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from joblib import Parallel, delayed
-from threadpoolctl import threadpool_limits
 
-from remasker.errors import ProcessLostError
-from remasker.expert_fitting import fit_experts
+from remasker.expert_fitting import fit_stacks
 from remasker.expert_models import ExpertsConfig
 from remasker.holdout import hold_out
 from remasker.inference import Ensemble, normal_residuals
 from remasker.model import ModelConfig
 from remasker.table import EncodedTable
+from remasker.tasks import Run, one_by_one
 from remasker.training import EpochReport, Member, Trainer, TrainingConfig
 
-Task = Callable[[], Any]
-#: Runs independent tasks: one after the other, in processes, on a cluster.
-Run = Callable[[Sequence[Task]], list[Any]]
 #: Models where the caller does not say how many.
 N_MEMBERS, N_FOLDS = 2, 3
 #: Rows × incomplete columns that all stacks of experts together learn from, where one is enough.
@@ -168,71 +160,6 @@ def train_apart(make: Callable[[int], Trainer], k: int, beats: Path | None = Non
         return train(make(k), lambda report: file.write(b"."))
 
 
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Tables are small: threads that wait for each other cost more than they bring.
-
-    Measured: 308 × 6 cells on two busy cores, 265 CPU seconds with threads and 18 without. It also
-    gives sums one order, so that the same seed gives the same weights.
-
-    >>> with one_thread():
-    ...     torch.get_num_threads()
-    1
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with threadpool_limits(limits=1):
-            yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def alone(task: Task) -> Any:
-    """A task that has others beside it: on one thread.
-
-    >>> alone(lambda: 1)
-    1
-    """
-    with one_thread():
-        return task()
-
-
-def one_by_one(tasks: Sequence[Task]) -> list[Any]:
-    """The plain way to run tasks.
-
-    >>> one_by_one([lambda: 1, lambda: 2])
-    [1, 2]
-    """
-    return [task() for task in tasks]
-
-
-def side_by_side(n_jobs: int, tell: Callable[[int, int], None] = lambda done, total: None) -> Run:
-    """Run tasks in so many processes (1: in this one), and tell how many are done.
-
-    >>> side_by_side(1)([lambda: 1, lambda: 2])
-    [1, 2]
-    """
-
-    def run(tasks: Sequence[Task]) -> list[Any]:
-        results = []
-        tell(0, len(tasks))
-        # Arrays travel as they are: as memory maps they could not be written to.
-        parallel = Parallel(n_jobs=n_jobs, return_as="generator", max_nbytes=None)
-        try:
-            for result in parallel(delayed(alone)(task) for task in tasks):
-                results.append(result)
-                tell(len(results), len(tasks))
-        except BrokenProcessPool as error:
-            raise ProcessLostError(
-                f"one of {n_jobs} processes was ended from outside, perhaps for want of memory; "
-                "fit again with fewer (n_jobs=1, or --jobs 1)"
-            ) from error
-        return results
-
-    return run
-
-
 def n_stacks(table: EncodedTable, least: int = 1, most: int = 4) -> int:
     """How many stacks of experts are averaged: on a small table they are cheap, and differ most.
 
@@ -270,18 +197,14 @@ def make_ensemble(
     # a column from the others.
     if plan.folds is not None and len(members) == len(plan) and table.values.shape[1] > 1:
         honest = ensemble.honest(plan.folds)
-        tasks = [
-            partial(
-                fit_experts,
-                table,
-                ensemble.soft,
-                honest=honest,
-                config=experts_config,
-                seed=seed + k,
-            )
-            for k in range(n_experts)
-        ]
-        ensemble.experts = tuple(run(tasks))
+        ensemble.experts = fit_stacks(
+            table,
+            ensemble.soft,
+            honest=honest,
+            config=experts_config,
+            seeds=range(seed, seed + n_experts),
+            run=run,
+        )
     if plan.folds is not None:
         ensemble.calibrate_by_folds(table, plan.folds)
     else:

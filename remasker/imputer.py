@@ -35,8 +35,6 @@ from remasker.fitting import (
     make_plan,
     make_trainer,
     n_stacks,
-    one_thread,
-    side_by_side,
     train_apart,
     train_here,
 )
@@ -44,6 +42,7 @@ from remasker.inference import Ensemble
 from remasker.model import ModelConfig
 from remasker.progress import FitProgress
 from remasker.table import EncodedTable, TableEncoder
+from remasker.tasks import one_thread, side_by_side
 from remasker.training import TrainingConfig, resolve_device
 
 PAPER = {
@@ -325,7 +324,7 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
                 n_epochs = training_config.n_epochs(*table.values.shape)
                 with progress.beats(n_epochs) as beats:
                     tasks = [partial(train_apart, make, k, beats[k]) for k in numbers]
-                    members = side_by_side(n_jobs)(tasks)
+                    members = side_by_side(n_jobs)(tasks, len(tasks))
             return make_ensemble(
                 table,
                 members,
@@ -333,7 +332,7 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
                 n_experts=n_stacks(table) if experts else 0,
                 seed=seed,
                 device=device,
-                run=side_by_side(n_jobs, partial(progress.count, "experts")),
+                run=side_by_side(n_jobs, progress.count),
             )
 
     # ------------------------------------------------------------------ imputing

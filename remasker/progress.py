@@ -18,7 +18,7 @@ class FitProgress:
     """Bars on the standard error of a terminal, or nothing at all.
 
     >>> with FitProgress(shown=False, n_models=1) as progress:
-    ...     progress.count("experts", 1, 4)
+    ...     progress.count("experts, round 1 of 3", 1, 4)
     """
 
     def __init__(self, shown: bool, n_models: int) -> None:

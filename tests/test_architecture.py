@@ -24,6 +24,7 @@ ALLOWED = {
     "files": {"columns", "delimited", "errors"},
     "masking": {"errors"},
     "holdout": set(),
+    "tasks": {"errors"},
     "lanes": set(),
     "kernels": {"lanes"},
     "blocks": {"kernels"},
@@ -38,17 +39,17 @@ ALLOWED = {
     "stacking": set(),
     "experts": {"errors", "expert_models", "gaussian_process", "stacking", "table", "trees"},
     "expert_fitting": {
-        "expert_models", "experts", "gaussian_process", "stacking", "table", "trees",
+        "expert_models", "experts", "gaussian_process", "stacking", "table", "tasks", "trees",
     },
     "inference": {"experts", "model", "table", "training"},
     "artifact": {"errors", "experts", "inference", "model", "table", "training"},
     "fitting": {
-        "errors", "expert_fitting", "expert_models", "holdout", "inference", "model", "table",
+        "expert_fitting", "expert_models", "holdout", "inference", "model", "table", "tasks",
         "training",
     },
     "imputer": {
         "artifact", "containers", "errors", "fitting", "inference", "model", "progress", "table",
-        "training",
+        "tasks", "training",
     },
     "stream": {"delimited", "errors", "files", "imputer"},
     "metrics": {"errors"},

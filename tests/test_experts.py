@@ -12,12 +12,13 @@ from sklearn.ensemble import ExtraTreesRegressor, HistGradientBoostingRegressor
 
 from remasker import gaussian_process, trees
 from remasker.errors import ArtifactError, InvalidConfigError
-from remasker.expert_fitting import MIN_OBSERVED, fit_experts
+from remasker.expert_fitting import MIN_OBSERVED, fit_experts, fit_stacks
 from remasker.expert_models import EXPERTS, ExpertsConfig, Sample
 from remasker.experts import Experts, places
 from remasker.inference import Ensemble
 from remasker.stacking import stack_weights
 from remasker.table import EncodedTable
+from remasker.tasks import side_by_side
 
 SMALL = ExpertsConfig(n_trees=10, rounds=3)
 
@@ -78,6 +79,40 @@ def test_same_seed_same_result(fitted):
     other = fit_experts(table, None, config=SMALL, seed=1)
     assert np.array_equal(again.complete(table, None), experts.complete(table, None))
     assert not np.array_equal(other.complete(table, None), experts.complete(table, None))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_stacks_side_by_side_are_those_one_by_one(rounds):
+    table, _ = mixed_table()
+    config = ExpertsConfig(n_trees=5, rounds=rounds, experts=("ridge", "trees", "smooth"))
+    apart = [fit_experts(table, None, config=config, seed=seed) for seed in (3, 4)]
+    together = fit_stacks(table, None, config=config, seeds=[3, 4], run=side_by_side(2))
+    for one, other in zip(apart, together, strict=True):
+        assert np.array_equal(one.complete(table, None), other.complete(table, None))
+        assert one.weights_table() == other.weights_table()
+
+
+def test_every_column_of_a_round_is_a_task_made_in_its_turn():
+    table, _ = mixed_table()
+    done = []
+
+    def run(tasks, total, doing=""):
+        assert iter(tasks) is iter(tasks)  # not a list: what they hold is not in memory at once
+        results = [task() for task in tasks]
+        assert len(results) == total
+        done.append((doing, total))
+        return results
+
+    config = ExpertsConfig(rounds=2, experts=("ridge",))
+    fit_stacks(table, None, config=config, seeds=[0, 1], run=run)
+    incomplete = int((~table.observed).any(axis=0).sum())
+    assert done == [
+        ("experts, first look", incomplete),
+        ("experts, round 1 of 2", 2 * incomplete),
+        ("experts, round 2 of 2", 2 * incomplete),
+    ]
+    assert fit_stacks(table, None, config=config, seeds=[]) == ()
 
 
 def test_to_disk_and_back_without_pickle(fitted):

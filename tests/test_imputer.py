@@ -18,8 +18,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from remasker import InvalidConfigError, InvalidTableError, ProcessLostError, ReMaskerImputer
-from remasker.fitting import side_by_side
 from remasker.model import ModelConfig
+from remasker.tasks import side_by_side
 from remasker.training import TrainingConfig
 
 TINY = {
@@ -461,8 +461,8 @@ def test_a_killed_process_is_one_sentence():
         os.kill(os.getpid(), signal.SIGKILL)
 
     with pytest.raises(ProcessLostError, match=r"was ended from outside.*--jobs 1"):
-        side_by_side(2)([end, int])
-    assert side_by_side(2)([int, int]) == [0, 0]  # the next call has processes again
+        side_by_side(2)([end, int], 2)
+    assert side_by_side(2)([int, int], 2) == [0, 0]  # the next call has processes again
 
 
 @pytest.mark.parametrize("experts", [None, "default"])

@@ -13,9 +13,9 @@ import numpy as np
 import optuna
 import ray
 
-from remasker.fitting import one_thread
 from remasker.inference import Ensemble
 from remasker.table import EncodedTable, TableEncoder
+from remasker.tasks import one_thread
 from remasker.training import Member
 from tuning import export
 from tuning.affordable import Budget

@@ -31,10 +31,10 @@ import pandas as pd
 
 from remasker.containers import as_frame
 from remasker.errors import ArtifactError, InvalidTableError
-from remasker.fitting import one_thread
 from remasker.imputer import ReMaskerImputer
 from remasker.inference import Ensemble
 from remasker.table import EncodedTable, TableEncoder
+from remasker.tasks import one_thread
 from remasker.training import Member, Trainer
 from tuning.holdout import draw_holdout
 from tuning.second_stage import Effort, two_stages

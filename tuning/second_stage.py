@@ -20,7 +20,8 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -31,19 +32,16 @@ import ray
 from remasker.expert_fitting import n_rounds
 from remasker.expert_models import ExpertsConfig
 from remasker.fitting import (
-    Run,
-    Task,
-    alone,
     make_ensemble,
     make_plan,
     make_trainer,
     n_stacks,
-    one_by_one,
     train_apart,
 )
 from remasker.inference import Ensemble
 from remasker.stacking import MAX_INPUTS
 from remasker.table import EncodedTable
+from remasker.tasks import Run, Task, alone, one_by_one
 from remasker.training import Member
 from tuning.affordable import Budget
 from tuning.config import SearchConfig
@@ -133,7 +131,7 @@ def two_stages(
     tasks = [partial(train_apart, make, k) for k in range(len(plan))]
     return make_ensemble(
         table,
-        run(tasks),
+        run(tasks, len(tasks)),
         plan,
         n_experts=n_stacks(table, LEAST_STACKS, MOST_STACKS),
         seed=winner.seed,
@@ -165,8 +163,10 @@ def seconds_needed(
     # A fold's model learns from the other folds' rows, in as many epochs.
     training = effort.share * seconds * (FOLDS - 1) / FOLDS
     trainings = math.ceil(FOLDS / side_by_side) * training
-    stacks = math.ceil(n_stacks(data.table, LEAST_STACKS, MOST_STACKS) / side_by_side)
-    return 3 + 1.1 * (trainings + stacks * experts)
+    # A round's columns, of all stacks, are learned side by side.
+    columns = max(1, len(known))
+    tasks = n_stacks(data.table, LEAST_STACKS, MOST_STACKS) * columns
+    return 3 + 1.1 * (trainings + math.ceil(tasks / side_by_side) * experts / columns)
 
 
 def affordable_effort(
@@ -253,11 +253,18 @@ def luck(n: int) -> float:
 def on_ray(config: SearchConfig) -> Run:
     """Tasks side by side on the cluster, each on one thread."""
 
-    def run(tasks: Sequence[Task]) -> list[Any]:
+    def run(tasks: Iterable[Task], total: int, doing: str = "") -> list[Any]:
         remote = ray.remote(
             num_cpus=config.cpus_per_trial, num_gpus=config.gpus_per_trial, max_retries=3
         )(alone)
-        results: list[Any] = ray.get([remote.remote(task) for task in tasks])
-        return results
+        results: list[Any] = []
+        # What waits for its turn would fill the object store.
+        most = 2 * slots(config)
+        begun: deque[Any] = deque()
+        for task in tasks:
+            begun.append(remote.remote(task))
+            if len(begun) > most:
+                results.append(ray.get(begun.popleft()))
+        return results + ray.get([*begun])
 
     return run
