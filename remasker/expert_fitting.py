@@ -40,7 +40,7 @@ MAX_CHAINED = 16
 MAX_ALONE, N_LOOKS = 60, 30
 QUANTILES = np.linspace(0, 1, 101)
 #: What people read while the first stage is asked.
-LOOKING = "experts, first look"
+LOOKING = "fitting experts, first look"
 #: How large an error is likely to be is learned from so many unseen ones, by so many trees.
 SIZE_ROWS, SIZE_TREES, SIZE_FOLDS, SIZE_LEAF = 2000, 50, 5, 10
 
@@ -158,7 +158,7 @@ def fit_stacks(
             for stack in stacks
             for j in columns
         )
-        doing = f"experts, round {r + 1} of {last}" if last > 1 else "experts"
+        doing = "fitting experts" + (f", round {r + 1} of {last}" if last > 1 else "")
         learned = iter(run(tasks, len(stacks) * len(columns), doing))
         for stack in stacks:
             stack.grow({j: next(learned) for j in columns}, at, gaps)

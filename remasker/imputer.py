@@ -27,6 +27,7 @@ from remasker.errors import (
     check_integer,
     check_number,
 )
+from remasker.experts import CHUNK_ROWS
 from remasker.fitting import (
     N_FOLDS,
     N_MEMBERS,
@@ -43,7 +44,7 @@ from remasker.model import ModelConfig
 from remasker.progress import FitProgress
 from remasker.table import EncodedTable, TableEncoder
 from remasker.tasks import one_thread, side_by_side
-from remasker.training import TrainingConfig, resolve_device
+from remasker.training import TrainingConfig, at_hand, resolve_device
 
 PAPER = {
     "encoder_depth": 8,
@@ -125,8 +126,8 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
         Whether columns without any observed cell in `fit` stay in the result (left missing).
     device : "auto", "cpu", "cuda", "mps"
     n_jobs
-        Processes that train models and experts side by side; None is one, -1 as many as there are
-        cores. The result is the same.
+        Processes that train models and experts side by side, and threads that complete a long
+        table; None is one, -1 as many as there are cores. The result is the same.
     random_state
     verbose
         Show progress.
@@ -312,7 +313,7 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
         n_members = self.n_members or (N_FOLDS if experts else N_MEMBERS)
         plan = make_plan(table, n_members, self.validation_fraction, experts=experts, seed=seed)
         training_config = below_experts(training_config, plan)
-        n_jobs = effective_n_jobs(self.n_jobs) if device == "cpu" else 1
+        n_jobs = self._n_jobs(device)
         make = partial(
             make_trainer, table, plan, model_config, training_config, seed=seed, device=device
         )
@@ -335,6 +336,9 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
                 run=side_by_side(n_jobs, progress.count),
             )
 
+    def _n_jobs(self, device: str) -> int:
+        return int(effective_n_jobs(self.n_jobs)) if device == "cpu" else 1
+
     # ------------------------------------------------------------------ imputing
 
     def transform(self, X: Any) -> Any:
@@ -348,8 +352,13 @@ class ReMaskerImputer(TransformerMixin, BaseEstimator):
         (np.float64(3.25), np.float64(2.5), 0)
         """
         frame, restore = self._read(X)
-        with one_thread():
-            filled = self.ensemble_.impute(self.encoder_.encode(frame)) if self._any_model else None
+        filled = None
+        if self._any_model:
+            shown = bool(self.verbose) and len(frame) > CHUNK_ROWS
+            n_jobs = self._n_jobs(at_hand(self.ensemble_.device))
+            with one_thread(), FitProgress(shown, n_models=0) as progress:
+                run = side_by_side(n_jobs, progress.count, threads=True)
+                filled = self.ensemble_.impute(self.encoder_.encode(frame), run)
         return restore(self._finish(frame, filled))
 
     def draw(

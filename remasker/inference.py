@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from remasker.experts import (
+    CHUNK_ROWS,
     LEAST_SIZE,
     Experts,
     HonestPredict,
@@ -21,6 +23,7 @@ from remasker.experts import (
 )
 from remasker.model import MaskedAutoencoder
 from remasker.table import EncodedTable
+from remasker.tasks import Run, one_by_one
 from remasker.training import Member, at_hand
 
 BATCH_ROWS = 1024
@@ -139,8 +142,14 @@ class Ensemble:
             scale[rows] = predicted.scale
         return soft, scale
 
-    def complete(self, table: EncodedTable) -> np.ndarray:
+    def complete(self, table: EncodedTable, run: Run = one_by_one) -> np.ndarray:
         """The soft prediction of every cell by both stages."""
+        parts = np.array_split(np.arange(len(table)), range(CHUNK_ROWS, len(table), CHUNK_ROWS))
+        assert self.models is not None  # built here, not by each of several threads
+        tasks = (partial(self._complete, table.take(rows)) for rows in parts)
+        return np.concatenate(run(tasks, len(parts), "filling gaps"))
+
+    def _complete(self, table: EncodedTable) -> np.ndarray:
         return self._refined(table, self.soft(table.values, table.observed))
 
     def _refined(self, table: EncodedTable, base: np.ndarray) -> np.ndarray:
@@ -149,9 +158,9 @@ class Ensemble:
             return base
         return np.mean([experts.complete(table, base) for experts in self.experts], axis=0)
 
-    def impute(self, table: EncodedTable) -> np.ndarray:
+    def impute(self, table: EncodedTable, run: Run = one_by_one) -> np.ndarray:
         """The most likely value of every cell: a scaled number, or the code of a level."""
-        return harden(self.complete(table), self.n_categories)
+        return harden(self.complete(table, run), self.n_categories)
 
     def chances(self, table: EncodedTable) -> dict[int, np.ndarray]:
         """The chance of every level in every row of each categorical column; 1 where observed."""

@@ -18,7 +18,7 @@ class FitProgress:
     """Bars on the standard error of a terminal, or nothing at all.
 
     >>> with FitProgress(shown=False, n_models=1) as progress:
-    ...     progress.count("experts, round 1 of 3", 1, 4)
+    ...     progress.count("fitting experts, round 1 of 3", 1, 4)
     """
 
     def __init__(self, shown: bool, n_models: int) -> None:
@@ -85,7 +85,7 @@ class FitProgress:
 
     def count(self, what: str, done: int, total: int) -> None:
         """So many of some parts are done."""
-        self._show(what, f"fitting {what}", "done", done, total)
+        self._show(what, what, "done", done, total)
 
     def _fitting(self, model: int) -> str:
         return f"fitting model {model + 1} of {self.n_models}" if self.n_models > 1 else "fitting"

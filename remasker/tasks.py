@@ -71,8 +71,13 @@ def one_by_one(tasks: Iterable[Task], total: int, doing: str = "") -> list[Any]:
     return [task() for task in tasks]
 
 
-def side_by_side(n_jobs: int, tell: Tell = lambda doing, done, total: None) -> Run:
+def side_by_side(
+    n_jobs: int, tell: Tell = lambda doing, done, total: None, *, threads: bool = False
+) -> Run:
     """Run tasks in so many processes (1: in this one), and tell how many are done.
+
+    With `threads` in this process: for tasks that spend their time in compiled code, and hold so
+    much that it had better not travel.
 
     >>> side_by_side(1)([lambda: 1, lambda: 2], 2)
     [1, 2]
@@ -82,7 +87,8 @@ def side_by_side(n_jobs: int, tell: Tell = lambda doing, done, total: None) -> R
         results = []
         tell(doing, 0, total)
         # Arrays travel as they are: as memory maps they could not be written to.
-        parallel = Parallel(n_jobs=n_jobs, return_as="generator", max_nbytes=None)
+        prefer = "threads" if threads else "processes"
+        parallel = Parallel(n_jobs=n_jobs, prefer=prefer, return_as="generator", max_nbytes=None)
         try:
             for result in parallel(delayed(alone)(task) for task in tasks):
                 results.append(result)

@@ -41,15 +41,15 @@ ALLOWED = {
     "expert_fitting": {
         "expert_models", "experts", "gaussian_process", "stacking", "table", "tasks", "trees",
     },
-    "inference": {"experts", "model", "table", "training"},
+    "inference": {"experts", "model", "table", "tasks", "training"},
     "artifact": {"errors", "experts", "inference", "model", "table", "training"},
     "fitting": {
         "expert_fitting", "expert_models", "holdout", "inference", "model", "table", "tasks",
         "training",
     },
     "imputer": {
-        "artifact", "containers", "errors", "fitting", "inference", "model", "progress", "table",
-        "tasks", "training",
+        "artifact", "containers", "errors", "experts", "fitting", "inference", "model", "progress",
+        "table", "tasks", "training",
     },
     "stream": {"delimited", "errors", "files", "imputer"},
     "metrics": {"errors"},

@@ -108,9 +108,9 @@ def test_every_column_of_a_round_is_a_task_made_in_its_turn():
     fit_stacks(table, None, config=config, seeds=[0, 1], run=run)
     incomplete = int((~table.observed).any(axis=0).sum())
     assert done == [
-        ("experts, first look", incomplete),
-        ("experts, round 1 of 2", 2 * incomplete),
-        ("experts, round 2 of 2", 2 * incomplete),
+        ("fitting experts, first look", incomplete),
+        ("fitting experts, round 1 of 2", 2 * incomplete),
+        ("fitting experts, round 2 of 2", 2 * incomplete),
     ]
     assert fit_stacks(table, None, config=config, seeds=[]) == ()
 

@@ -1,3 +1,4 @@
+import copy
 import inspect
 import os
 import signal
@@ -18,6 +19,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from remasker import InvalidConfigError, InvalidTableError, ProcessLostError, ReMaskerImputer
+from remasker.experts import CHUNK_ROWS
 from remasker.model import ModelConfig
 from remasker.tasks import side_by_side
 from remasker.training import TrainingConfig
@@ -478,3 +480,13 @@ def test_draws_of_a_column_of_few_values_are_such_values(experts):
     assert len(np.unique(draws[:, :60, 1])) == 60, "what was observed stays"
     # The estimate is a mean, which lies between them.
     assert len(np.unique(imputer.transform(table)[:60, 0])) > 3
+
+
+def test_rows_of_a_long_table_are_completed_by_threads_with_the_same_result(table, with_experts):
+    long = pd.concat([table] * 40, ignore_index=True)
+    assert len(long) > CHUNK_ROWS
+    alone = with_experts.transform(long)
+    several = copy.copy(with_experts).set_params(n_jobs=2)
+    pd.testing.assert_frame_equal(several.transform(long), alone)
+    short = with_experts.transform(table.reset_index(drop=True))
+    pd.testing.assert_frame_equal(alone.iloc[: len(table)], short)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import datetime
 import os
 from collections.abc import Hashable, Mapping, Sequence
@@ -176,10 +177,11 @@ def _tune(
             None if choice.second is None else choice.second.ensemble,
             choice.trust,
         )
+        on_all_cores = copy.copy(imputer).set_params(n_jobs=-1)
         result = TuneResult(
             name=name,
             folder=folder,
-            imputed=imputer.transform(table),
+            imputed=on_all_cores.transform(table),
             imputer=imputer,
             leaderboard=leaderboard(records(study, space[1])),
             error=outcome(data, encoder, choice),
