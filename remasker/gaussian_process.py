@@ -23,7 +23,9 @@ HYPERPARAMETER_ROWS = 300
 
 def squared_distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Between every row of `a` and every row of `b`."""
-    squared = (a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1) - 2 * a @ b.T
+    squared = a @ (-2 * b).T
+    squared += (a * a).sum(axis=1)[:, None]
+    squared += (b * b).sum(axis=1)
     return np.maximum(squared, 0, out=squared)
 
 
@@ -37,9 +39,13 @@ class Kernel(NamedTuple):
 
 
 def _matern(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    distance = np.sqrt(3 * squared_distances(a, b))
+    distance = squared_distances(a, b)
+    distance *= 3
+    np.sqrt(distance, out=distance)
     decay = np.exp(-distance)
-    return (1 + distance) * decay, decay
+    distance += 1
+    distance *= decay
+    return distance, decay
 
 
 def _matern_gradient(rows: np.ndarray, pull: np.ndarray) -> np.ndarray:
@@ -48,7 +54,9 @@ def _matern_gradient(rows: np.ndarray, pull: np.ndarray) -> np.ndarray:
 
 
 def _exponential(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    likeness = np.exp(-_block_scale(a) * cdist(a, b, "cityblock"))
+    likeness = cdist(a, b, "cityblock")
+    likeness *= -_block_scale(a)
+    np.exp(likeness, out=likeness)
     return likeness, likeness
 
 
@@ -136,12 +144,15 @@ def predict_process(kernel: Kernel, arrays: Arrays, inputs: np.ndarray) -> np.nd
 
 def _posterior_mean(kernel: Kernel, arrays: Arrays, inputs: np.ndarray, h: int) -> np.ndarray:
     reference = arrays["reference"].astype(np.float64)
+    settings, width = arrays[f"settings_{h}"], reference.shape[1]
+    lengths, size = np.exp(settings[:width]), np.exp(2 * settings[width])
+    weights = size * arrays[f"weights_{h}"]
+    slope = np.exp(2 * settings[width + 1]) / width * (reference.T @ arrays[f"weights_{h}"])
     result = np.empty((len(inputs), len(arrays["mean"])))
     for start in range(0, len(inputs), CHUNK_ROWS):
         part = inputs[start : start + CHUNK_ROWS] - arrays["center"]
-        curved, linear, _ = _covariance(kernel, part, reference, arrays[f"settings_{h}"])
-        said = (curved + linear) @ arrays[f"weights_{h}"]
-        result[start : start + CHUNK_ROWS] = said + arrays["mean"]
+        likeness, _ = kernel.likeness(part / lengths, reference / lengths)
+        result[start : start + CHUNK_ROWS] = likeness @ weights + part @ slope + arrays["mean"]
     return result
 
 
