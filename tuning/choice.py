@@ -86,6 +86,9 @@ def choose(
             budget,
             seconds=taken[0],
             n_compared=len(results),
+            tell=lambda doing, done, total: view.tell(
+                "stage", {"text": f"{doing}: {done} of {total}"}
+            ),
         )
     refitted, n_copies = None, 0
     if config.refit and second is None:

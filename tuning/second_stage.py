@@ -21,7 +21,6 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -42,7 +41,7 @@ from remasker.fitting import (
 from remasker.inference import Ensemble
 from remasker.stacking import MAX_INPUTS
 from remasker.table import EncodedTable
-from remasker.tasks import Run, Task, alone, one_by_one
+from remasker.tasks import Run, Task, Tell, alone, one_by_one
 from remasker.training import Member
 from tuning.affordable import Budget
 from tuning.config import SearchConfig
@@ -135,7 +134,7 @@ def two_stages(
     tasks = [partial(train_apart, make, k) for k in range(len(plan))]
     return make_ensemble(
         table,
-        run(tasks, len(tasks)),
+        run(tasks, len(tasks), "training the models below the experts"),
         plan,
         n_experts=n_stacks(table, effort.stacks, MOST_STACKS),
         seed=winner.seed,
@@ -203,12 +202,13 @@ def add_experts(
     *,
     seconds: float,
     n_compared: int,
+    tell: Tell = lambda doing, done, total: None,
 ) -> SecondStage | None:
     """The second stage, or None if it is worse than what was `found` or there is no time.
 
     `seconds` is what one training of the winner takes; `found` was the best of `n_compared`.
     """
-    run = on_ray(config)
+    run = on_ray(config, tell)
     effort = affordable_effort(data, seconds, slots(config), budget)
     if effort is None:
         return None
@@ -219,6 +219,7 @@ def add_experts(
     took = time.monotonic() - started
     if ensemble is None or budget.left > AGAIN * took:
         started = time.monotonic()
+        run = on_ray(config, lambda doing, *so_far: tell(f"how good it is, {doing}", *so_far))
         held = data.holdout.all
         shown = data.table.hide(held)
         before = two_stages(shown, winner, data.device, run, effort=effort)
@@ -254,21 +255,25 @@ def luck(n: int) -> float:
     return math.sqrt(2 * math.log(n))
 
 
-def on_ray(config: SearchConfig) -> Run:
-    """Tasks side by side on the cluster, each on one thread."""
+def on_ray(config: SearchConfig, tell: Tell = lambda doing, done, total: None) -> Run:
+    """Tasks side by side on the cluster, each on one thread; `tell` is told how many are done."""
 
     def run(tasks: Iterable[Task], total: int, doing: str = "") -> list[Any]:
         remote = ray.remote(
             num_cpus=config.cpus_per_trial, num_gpus=config.gpus_per_trial, max_retries=3
         )(alone)
-        results: list[Any] = []
+        results: dict[int, Any] = {}
+        begun: dict[ray.ObjectRef[Any], int] = {}
+        waiting = enumerate(tasks)
         # What waits for its turn would fill the object store.
         most = 2 * slots(config)
-        begun: deque[Any] = deque()
-        for task in tasks:
-            begun.append(remote.remote(task))
-            if len(begun) > most:
-                results.append(ray.get(begun.popleft()))
-        return results + ray.get([*begun])
+        tell(doing, 0, total)
+        while len(results) < total:
+            for k, task in itertools.islice(waiting, most - len(begun)):
+                begun[remote.remote(task)] = k
+            (ready, *_), _ = ray.wait([*begun])
+            results[begun.pop(ready)] = ray.get(ready)
+            tell(doing, len(results), total)
+        return [results[k] for k in range(total)]
 
     return run
