@@ -490,3 +490,18 @@ def test_rows_of_a_long_table_are_completed_by_threads_with_the_same_result(tabl
     pd.testing.assert_frame_equal(several.transform(long), alone)
     short = with_experts.transform(table.reset_index(drop=True))
     pd.testing.assert_frame_equal(alone.iloc[: len(table)], short)
+
+
+@pytest.mark.slow
+def test_a_model_of_a_complete_table_has_experts_too(table, one_stack, tmp_path):
+    """Learned from a table without gaps, used on one with: before, by a briefly trained model."""
+    complete = table.dropna()
+    imputer = ReMaskerImputer(**{**TINY, "experts": "auto", "n_members": None}).fit(complete)
+    weighed = {record["column"] for record in imputer.ensemble_.weights_table()}
+    assert weighed == set(range(complete.shape[1]))
+    pd.testing.assert_frame_equal(imputer.transform(complete), complete)
+    filled = imputer.transform(table)
+    assert not filled.isna().any(axis=None)
+    gaps = (table["double"].isna() & table["x"].notna()).to_numpy()
+    error = filled["double"][gaps] - 2 * table["x"][gaps]
+    assert error.std() < 0.5 * table["double"].std()

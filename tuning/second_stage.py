@@ -156,7 +156,9 @@ def seconds_needed(
     The experts' part is a rate measured on the benchmark tables, on a machine of slowness 1.
     """
     known = data.table.observed.sum(axis=0)
-    known = np.minimum(known[known < len(data.table)], effort.rows)
+    incomplete = known < len(data.table)
+    # Of a complete table all columns are learned.
+    known = np.minimum(known[incomplete] if incomplete.any() else known, effort.rows)
     near = np.minimum(known, ExpertsConfig.max_near_rows)
     cells = float((near + FURTHER_SHARE * (known - near)).sum())
     rounds = n_rounds(effort.rounds, len(known))
