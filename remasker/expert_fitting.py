@@ -136,12 +136,13 @@ def fit_stacks(
     last = n_rounds(config.rounds, len(columns))
     # Lessons of many columns would fill the memory: they are used once, and made when needed.
     lessons: dict[int, _Lesson] = {}
+    gaps: dict[int, np.ndarray] = {}
     if last > 1:
+        gaps = {j: ~table.observed[rows] for j, rows in rows_of.items()}
         made = run(map(make, columns), len(columns), LOOKING)
         lessons = dict(zip(columns, made, strict=True))
         for stack in stacks:
             stack.soft = {j: lesson.soft.copy() for j, lesson in lessons.items()}
-    gaps = {i: ~table.observed[rows] for i, rows in rows_of.items()}
     # Each round completes the rows of every column anew by the experts of all others.
     for r in range(last):
         tasks = (
